@@ -1,0 +1,82 @@
+// The boundary of a backend: plain structs and function pointers, so that the torch layer, the Python module and the
+// tests talk to the CPU, a GPU library and the simulated card in the same way. No torch, no vendor runtime.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+
+#include "common/geometry.hpp"
+
+namespace strata {
+
+// Counted up when a struct below changes: libraries and the Python module must agree.
+inline constexpr std::uint32_t kBackendAbi = 1;
+
+// Where a call says what went wrong. `code` is the vendor runtime's, 0 where there is none.
+struct Report {
+    int code = 0;
+    char text[512] = {};
+
+    template <class... Values>
+    void say(const char* format, Values... values) {
+        std::snprintf(text, sizeof text, format, values...);
+    }
+};
+
+// One read. Every pointer is to contiguous memory of the backend's device that starts on a kAlignment boundary, in the
+// layouts of docs/; sizes in elements. Null means: not given, or not asked for.
+struct ReadArgs {
+    Geometry geometry;
+    std::int64_t tokens;  // T, any number
+    float eps;
+    const float* residual;          // (T, HC, N)
+    const float* w_norm;            // (HC, N), the full gain
+    const std::uint16_t* w_down;    // (LR, D) bf16
+    const std::uint16_t* w_up;      // (D, LR) bf16
+    const std::uint16_t* w_inject;  // (HC, D) bf16, or null
+    const float* block_out;         // (T, N), or null: no pending write
+    const float* inject_prev;       // (T, HC), null exactly where block_out is
+    float* mixed;                   // (T, N)
+    float* inject;                  // (T, HC), null exactly where w_inject is
+    float* residual_out;            // (T, HC, N), may equal `residual`; null exactly where block_out is
+    float* lo;                      // (T, LR)
+    float* rs;                      // (T, HC)
+    std::uint8_t* q8_1;             // (T, N / 32, 36), or null
+    void* scratch;                  // scratch_size() bytes
+};
+
+// What is not part of the answer: which code computes it.
+struct ReadChoice {
+    const char* variant = nullptr;  // a name from DeviceFacts::variants, or null for the backend's own choice
+    int q8_columns = 0;             // up kernel for q8_1: 16, 32, or 0 for the environment's choice
+};
+
+struct DeviceFacts {
+    char name[256];
+    char arch[128];  // "sm_90", "gfx1201:sramecc-:xnack-", "x86-64 avx512"
+    int wave_width;  // hardware lanes of a wave, for planning only
+    int compute_units;
+    std::int64_t shared_bytes;  // most that a block may ask for
+    char want[32];              // the variant that the environment asks for
+    char chosen[32];            // the variant that runs at the model's geometry
+    char why[256];
+};
+
+struct Backend {
+    std::uint32_t abi;
+    const char* name;       // "cpu", "cuda", "hip"
+    const char* built_for;  // targets it was compiled for
+    const char* variants;   // names that ReadChoice takes, comma separated
+
+    // Devices that can be used; -1 with a report where the runtime says that there are none.
+    int (*device_count)(Report*);
+    bool (*describe)(int device, DeviceFacts*, Report*);
+    std::int64_t (*scratch_size)(const Geometry*, std::int64_t tokens);
+    // Queues the read on `stream` of the current device (the CPU computes it before returning).
+    bool (*read)(const ReadArgs*, const ReadChoice*, int device, void* stream, Report*);
+};
+
+}  // namespace strata
+
+// Each backend library exports this.
+extern "C" const strata::Backend* strata_backend();
