@@ -50,6 +50,7 @@ constexpr const GrVariant* fused_gr_find(std::string_view name) noexcept {
 // The selector, STRATA_HC_SPLIT.
 
 inline constexpr const char* kSelectorVariable = "STRATA_HC_SPLIT";
+inline constexpr const char* kQ8FuseVariable = "STRATA_QFUSE_HC";  // 1: q8_1 by the 32-column up kernel
 inline constexpr const char* kSelectorValues = "0 (plain), 1 (split), 2 (staged, also when unset) or 7 (P4)";
 
 // Unset gives staged, and so does any character that names nothing. The caller passes a character only where the

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "common/host_device.hpp"
+
 namespace strata {
 
 struct Geometry {
@@ -13,7 +15,7 @@ struct Geometry {
     std::int64_t streams;  // HC, residual streams
     std::int64_t rank;     // LR, rows of the down projection
 
-    constexpr std::int64_t depth() const { return width * streams; }  // D, length of a down row
+    STRATA_HOST_DEVICE constexpr std::int64_t depth() const { return width * streams; }  // D, length of a down row
     constexpr bool operator==(const Geometry& other) const {
         return width == other.width && streams == other.streams && rank == other.rank;
     }

@@ -24,6 +24,10 @@ static_assert(kModelGeometry.rank % kDownRows == 0 && kModelGeometry.streams <= 
 static_assert(kTileChunks % kLanes == 0, "a lane's chunks stay its own across tiles");
 static_assert(kDownThreads % 64 == 0, "whole waves on 64-lane cards");
 
+// The up kernel's columns a block: narrow blocks share a q8_1 block in pairs, wide ones own whole q8_1 blocks.
+inline constexpr int kUpNarrow = kQ8Block / 2;
+inline constexpr int kUpWide = kQ8Block;
+
 // Exact-token instances exist up to this many tokens; above, one instance serves any number up to kMaxTokens.
 // (On gfx1201 both compilers spill an exact P4 at 8 tokens, and need 224 registers at 6.)
 inline constexpr int kExactTokens = 4;

@@ -1,0 +1,93 @@
+// What the down kernels share: which row a group of lanes has, the dot of one activation tile, and what becomes of a
+// row's sums. A group of kLanes threads has one row of D weights and up to kMaxTokens sums for it.
+#pragma once
+
+#include "common/launch_plan.hpp"
+#include "gpu/group_args.hpp"
+#include "gpu/lanes.cuh"
+
+namespace strata::gpu {
+
+// The row of one group: blocks 0 to kDownBlocks - 1 have kDownRows rows of w_down each, the block after them the
+// inject rows, of which there are fewer than groups.
+struct DownRow {
+    const Chunk* weights;
+    int index;
+    bool inject;
+    bool active;  // groups without a row still copy activations and meet the barriers
+};
+
+__device__ __forceinline__ DownRow down_row(const GroupArgs& args) {
+    constexpr int kRowChunks = static_cast<int>(kModelGeometry.depth()) / kChunk;
+    const int group = logical_group();
+    const bool inject = blockIdx.x == kDownBlocks;
+    const bool active = !inject || group < static_cast<int>(kModelGeometry.streams);
+    const int index = inject ? group : static_cast<int>(blockIdx.x) * kDownRows + group;
+    const Chunk* rows = inject ? args.w_inject : args.w_down;
+    return {rows + (active ? index : 0) * kRowChunks, index, inject, active};
+}
+
+// The chunks of tile `tile` that this lane takes of its row.
+__device__ __forceinline__ void load_row_tile(Chunk (&weights)[kTileRounds], const DownRow& row, int tile) {
+#pragma unroll
+    for (int round = 0; round < kTileRounds; ++round) {
+        weights[round] = load_weights(row.weights + tile * kTileChunks + round * kLanes + logical_lane());
+    }
+}
+
+// Where float4 `f` of a token's tile lies in shared memory. Rows: as in global memory. Planes: the even float4s, then
+// the odd ones, so that neighbouring lanes, whose chunks begin two float4s apart, read neighbouring words.
+struct RowLayout {
+    static constexpr __device__ int place(int f) { return f; }
+};
+struct PlaneLayout {
+    static constexpr __device__ int place(int f) { return (f & 1) * (kTileFloat4s / 2) + (f >> 1); }
+};
+
+// Adds the tile's dots to the lane's sums, in ascending order of its chunks. `kTokens` sums are kept; where the
+// instance is not exact, the first `tokens` of them. `before_round(r)` runs before round r: P4 asks for its second
+// half tile there.
+template <int kTokens, bool kExact, class Layout, class BeforeRound>
+__device__ __forceinline__ void add_tile(float (&sums)[kTokens], const Chunk (&weights)[kTileRounds],
+                                         const Float4* tile, int tokens, BeforeRound before_round) {
+#pragma unroll
+    for (int round = 0; round < kTileRounds; ++round) {
+        before_round(round);
+        const int chunk = round * kLanes + logical_lane();
+        const Float4* first = tile + Layout::place(2 * chunk);
+        const Float4* second = tile + Layout::place(2 * chunk + 1);
+#pragma unroll
+        for (int k = 0; k < kTokens; ++k) {
+            if (!kExact && k >= tokens) continue;
+            sums[k] = sums[k] + chunk_dot(weights[round], first[k * kTileFloat4s], second[k * kTileFloat4s]);
+        }
+    }
+}
+
+// The row's tree for each token; lane k then finishes and stores token k. `streams` and `rank` are the geometry's.
+template <int kTokens>
+__device__ __forceinline__ void store_row(const GroupArgs& args, const float (&sums)[kTokens], int row, bool inject,
+                                          int streams, int rank) {
+    float mine = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kTokens; ++k) {
+        const float sum = tree_sum(sums[k]);
+        if (logical_lane() == k) mine = sum;
+    }
+    const int token = logical_lane();
+    if (token >= args.tokens || token >= kTokens) return;
+    if (inject) {
+        args.inject[token * streams + row] = canonical(mine);
+    } else {
+        args.lo[static_cast<std::int64_t>(token) * rank + row] = canonical(down_activation(mine, streams));
+    }
+}
+
+template <int kTokens>
+__device__ __forceinline__ void store_row(const GroupArgs& args, const float (&sums)[kTokens], const DownRow& row) {
+    if (!row.active) return;
+    store_row(args, sums, row.index, row.inject, static_cast<int>(kModelGeometry.streams),
+              static_cast<int>(kModelGeometry.rank));
+}
+
+}  // namespace strata::gpu

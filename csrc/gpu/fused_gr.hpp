@@ -1,0 +1,28 @@
+// The GPU core's interface: what the backend table, the self-test and the tests call. No torch.
+#pragma once
+
+#include <cstddef>
+
+#include "common/backend.hpp"
+#include "gpu/vendor.hpp"
+
+namespace strata::gpu {
+
+// Queues a read of args.tokens tokens, any number, on `stream` of the current device, whose blocks may have
+// `shared_limit` bytes of shared memory. `variant` is a value of kGrVariants; kHcRuntimeGeometry is taken in its place
+// where the geometry is not the model's. `q8_columns` is 16 or 32. False, with a report, where a launch failed.
+bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, std::size_t shared_limit, Stream stream,
+                         Report* report);
+
+// Loads every kernel onto the current device and sets its attributes there: once a device, before the first launch.
+// Returns the runtime's error code.
+int fused_gr_prepare(std::size_t shared_limit);
+
+// The variant that a read of the model's geometry takes on `device`: what STRATA_HC_SPLIT asks for, capped at staged
+// until the self-test has run. Negative, with a report, where the device cannot be used.
+int fused_gr_variant(int device, Report* report);
+
+// Says in `report` that runtime call `call` gave `code`, and takes the error away so that no other library is blamed.
+void report_error(Report* report, int code, const char* call);
+
+}  // namespace strata::gpu

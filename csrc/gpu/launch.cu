@@ -1,0 +1,188 @@
+// From arguments and a variant to launches: which kernels run, over which tokens, with what shared memory.
+#include "common/launch_plan.hpp"
+#include "gpu/down_plain.cuh"
+#include "gpu/down_register_half.cuh"
+#include "gpu/down_staged.cuh"
+#include "gpu/fused_gr.hpp"
+#include "gpu/norm.cuh"
+#include "gpu/runtime_geometry.cuh"
+#include "gpu/up.cuh"
+
+namespace strata::gpu {
+namespace {
+
+// A kernel with the name that errors give it.
+struct Named {
+    Kernel kernel;
+    const char* name;
+};
+
+constexpr Named kNormPlain{gr_norm_kernel<kStreams>, "gr_norm_kernel (plain)"};
+constexpr Named kNormSplit{gr_norm_kernel<1>, "gr_norm_kernel (split)"};
+constexpr Named kUpNarrowKernel{gr_up_kernel<kUpNarrow>, "gr_up_kernel (16 columns)"};
+constexpr Named kUpWideKernel{gr_up_kernel<kUpWide>, "gr_up_kernel (32 columns)"};
+constexpr Named kNormRuntime{gr_norm_runtime_kernel, "gr_norm_runtime_kernel"};
+constexpr Named kDownRuntime{gr_down_runtime_kernel, "gr_down_runtime_kernel"};
+constexpr Named kUpRuntime{gr_up_runtime_kernel, "gr_up_runtime_kernel"};
+constexpr Named kFixedKernels[] = {kNormPlain,   kNormSplit,   kUpNarrowKernel, kUpWideKernel,
+                                   kNormRuntime, kDownRuntime, kUpRuntime};
+
+static_assert(kExactTokens == 4, "the instances below are the exact ones of launch_plan.hpp");
+
+Kernel staged_instance(const DownPlan& plan) {
+    if (!plan.exact) return gr_down_staged_kernel<kMaxTokens, false>;
+    switch (plan.tokens) {
+        case 1:
+            return gr_down_staged_kernel<1, true>;
+        case 2:
+            return gr_down_staged_kernel<2, true>;
+        case 3:
+            return gr_down_staged_kernel<3, true>;
+        default:
+            return gr_down_staged_kernel<4, true>;
+    }
+}
+
+Kernel register_half_instance(const DownPlan& plan) {
+    if (!plan.exact) return gr_down_register_half_kernel<kMaxTokens, false>;
+    switch (plan.tokens) {
+        case 1:
+            return gr_down_register_half_kernel<1, true>;
+        case 2:
+            return gr_down_register_half_kernel<2, true>;
+        case 3:
+            return gr_down_register_half_kernel<3, true>;
+        default:
+            return gr_down_register_half_kernel<4, true>;
+    }
+}
+
+// The case that a new variant adds.
+Named down_kernel(int variant, const DownPlan& plan) {
+    switch (variant) {
+        case kHcStaged:
+            return {staged_instance(plan), "gr_down_staged_kernel"};
+        case kHcRegisterHalf:
+            return {register_half_instance(plan), "gr_down_register_half_kernel"};
+        default:
+            return {gr_down_plain_kernel, "gr_down_plain_kernel"};
+    }
+}
+
+class Launcher {
+  public:
+    Launcher(Stream stream, Report* report) : stream_(stream), report_(report) {}
+
+    bool operator()(const Named& what, dim3 grid, int block, std::size_t shared_bytes, const GroupArgs& args) const {
+        const int code = launch(what.kernel, grid, block, shared_bytes, stream_, args);
+        if (code != 0) report_error(report_, code, what.name);
+        return code == 0;
+    }
+
+  private:
+    Stream stream_;
+    Report* report_;
+};
+
+unsigned grid_size(std::int64_t blocks) { return static_cast<unsigned>(blocks); }
+
+// `count` tokens of the read from token `first` on.
+GroupArgs group_args(const ReadArgs& args, std::int64_t first, int count) {
+    const Geometry& g = args.geometry;
+    const auto at = [first](auto* pointer, std::int64_t token_size) {
+        return pointer == nullptr ? nullptr : pointer + first * token_size;
+    };
+    auto* scratch = static_cast<char*>(args.scratch);
+    GroupArgs group{};
+    group.geometry = g;
+    group.tokens = count;
+    group.eps = args.eps;
+    group.residual = at(args.residual, g.depth());
+    group.block_out = at(args.block_out, g.width);
+    group.inject_prev = at(args.inject_prev, g.streams);
+    group.w_norm = args.w_norm;
+    group.w_down = reinterpret_cast<const Chunk*>(args.w_down);
+    group.w_up = reinterpret_cast<const Chunk*>(args.w_up);
+    group.w_inject = reinterpret_cast<const Chunk*>(args.w_inject);
+    group.residual_out = at(args.residual_out, g.depth());
+    group.normalised = reinterpret_cast<float*>(scratch);
+    group.rs = at(args.rs, g.streams);
+    group.lo = at(args.lo, g.rank);
+    group.inject = at(args.inject, g.streams);
+    group.mixed = at(args.mixed, g.width);
+    group.q8_1 = at(args.q8_1, g.width / kQ8Block * kQ8Bytes);
+    group.counters = reinterpret_cast<unsigned*>(scratch + scratch_counter_offset(g, args.tokens));
+    return group;
+}
+
+// The tokens of `group` that one launch of the down projection takes.
+GroupArgs down_part(const GroupArgs& group, const TokenPart& part) {
+    GroupArgs slice = group;
+    slice.tokens = part.count;
+    slice.normalised += part.first * kDepth;
+    slice.lo += part.first * kRank;
+    if (slice.inject != nullptr) slice.inject += part.first * kStreams;
+    return slice;
+}
+
+bool read_group(const Launcher& launch, const GroupArgs& group, int variant, int q8_columns, std::size_t shared_limit) {
+    const dim3 norm_grid(static_cast<unsigned>(group.tokens), variant == kHcPlain ? 1 : kStreams);
+    if (!launch(variant == kHcPlain ? kNormPlain : kNormSplit, norm_grid, kNormThreads, 0, group)) return false;
+
+    const int limit = down_token_limit(variant, shared_limit);
+    for (std::int64_t i = 0; i < part_count(group.tokens, limit); ++i) {
+        const GroupArgs slice = down_part(group, token_part(group.tokens, limit, i));
+        const DownPlan plan = down_plan(variant, slice.tokens, slice.w_inject != nullptr);
+        const dim3 grid(static_cast<unsigned>(plan.grid));
+        if (!launch(down_kernel(variant, plan), grid, plan.block, plan.shared_bytes, slice)) return false;
+    }
+
+    // Without q8_1 nothing is gained by the wider blocks.
+    const bool wide = group.q8_1 != nullptr && q8_columns == kUpWide;
+    return launch(wide ? kUpWideKernel : kUpNarrowKernel, dim3(kWidth / (wide ? kUpWide : kUpNarrow)), kUpThreads, 0,
+                  group);
+}
+
+bool read_group_runtime(const Launcher& launch, const GroupArgs& group) {
+    const Geometry& g = group.geometry;
+    const dim3 norm_grid(static_cast<unsigned>(group.tokens), grid_size(g.streams));
+    const std::int64_t rows = g.rank + (group.w_inject != nullptr ? g.streams : 0);
+    return launch(kNormRuntime, norm_grid, kRuntimeThreads, 0, group) &&
+           launch(kDownRuntime, dim3(grid_size(part_count(rows, kRuntimeGroups))), kRuntimeThreads, 0, group) &&
+           launch(kUpRuntime, dim3(grid_size(g.width / kQ8Block)), kRuntimeThreads, 0, group);
+}
+
+}  // namespace
+
+bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, std::size_t shared_limit, Stream stream,
+                         Report* report) {
+    const bool tuned = args.geometry == kModelGeometry && variant != kHcRuntimeGeometry;
+    const Launcher launcher(stream, report);
+    for (std::int64_t i = 0; i < part_count(args.tokens, kMaxTokens); ++i) {
+        const TokenPart part = token_part(args.tokens, kMaxTokens, i);
+        const GroupArgs group = group_args(args, part.first, part.count);
+        const bool queued = tuned ? read_group(launcher, group, variant, q8_columns, shared_limit)
+                                  : read_group_runtime(launcher, group);
+        if (!queued) return false;
+    }
+    return true;
+}
+
+int fused_gr_prepare(std::size_t shared_limit) {
+    for (const Named& fixed : kFixedKernels) {
+        if (const int code = preload(fixed.kernel)) return code;
+    }
+    for (const int variant : {kHcPlain, kHcStaged, kHcRegisterHalf}) {
+        const int limit = down_token_limit(variant, shared_limit);
+        for (int tokens = 1; tokens <= limit; ++tokens) {
+            const DownPlan plan = down_plan(variant, tokens, true);
+            const Kernel kernel = down_kernel(variant, plan).kernel;
+            // An instance for any number of tokens is met several times, the last time with the most bytes.
+            const int code = plan.large_shared ? allow_shared(kernel, plan.shared_bytes) : preload(kernel);
+            if (code != 0) return code;
+        }
+    }
+    return 0;
+}
+
+}  // namespace strata::gpu

@@ -1,0 +1,133 @@
+// The up kernel at the model's geometry: gates of COLUMNS columns in all streams, their mix, and q8_1.
+//
+// Eight threads hold the 32 lanes of an up row (lanes j, j + 8, j + 16, j + 24 are thread j's): the first two stages of
+// the tree are plain additions there. With 32 columns a block owns whole q8_1 blocks. With 16, two blocks share one:
+// the second to finish, which a counter tells, quantises both halves, and the counter is zero again.
+#pragma once
+
+#include "common/launch_plan.hpp"
+#include "gpu/norm.cuh"
+#include "gpu/quantise.cuh"
+
+namespace strata::gpu {
+
+inline constexpr int kUpThreads = 512;
+inline constexpr int kRowThreads = 8;              // threads of an up row
+inline constexpr int kRowChunks = kRank / kChunk;  // 40
+inline constexpr int kRowRounds =
+    kRowChunks / kRowThreads;  // chunks of a thread: its four lanes' first, then lane j's second
+inline constexpr int kLoFloat4s = kRank / 4;
+
+static_assert(kRowChunks == kLanes + kRowThreads, "lanes 0 to 7 take two chunks of an up row, the others one");
+static_assert(kMaxTokens <= kRowThreads, "thread j of a row finishes token j");
+
+template <int COLUMNS>
+struct UpShared {
+    Float4 lo[kMaxTokens * kLoFloat4s];  // in planes: a token's even float4s, then its odd ones
+    float gate[kMaxTokens][kStreams][COLUMNS];
+    bool last;
+};
+
+// The sum of one up row for one token, the same in each of the row's threads.
+__device__ __forceinline__ float up_row_sum(const Chunk (&weights)[kRowRounds], const Float4* lo, int j) {
+    float dot[kRowRounds];
+#pragma unroll
+    for (int round = 0; round < kRowRounds; ++round) {
+        const int chunk = j + round * kRowThreads;
+        dot[round] = chunk_dot(weights[round], lo[chunk], lo[kLoFloat4s / 2 + chunk]);
+    }
+    const float lane0 = (0.0f + dot[0]) + dot[4];  // lane j
+    const float lane1 = 0.0f + dot[1];             // lane j + 8
+    const float lane2 = 0.0f + dot[2];             // lane j + 16
+    const float lane3 = 0.0f + dot[3];             // lane j + 24
+    return tree_sum<kRowThreads>((lane0 + lane2) + (lane1 + lane3));
+}
+
+// Grid width / COLUMNS, kUpThreads threads.
+template <int COLUMNS>
+__global__ void __launch_bounds__(kUpThreads) gr_up_kernel(GroupArgs args) {
+    constexpr int kRows = COLUMNS * kStreams;
+    constexpr int kRowsAtOnce = kUpThreads / kRowThreads;
+    static_assert(kRows % kRowsAtOnce == 0 && kMaxTokens * COLUMNS <= kUpThreads);
+    auto& shared = block_shared<UpShared<COLUMNS>>();
+    const int thread = static_cast<int>(threadIdx.x);
+    const int first_column = static_cast<int>(blockIdx.x) * COLUMNS;
+    const int j = thread % kRowThreads;
+
+    Chunk weights[kRows / kRowsAtOnce][kRowRounds];
+#pragma unroll
+    for (int pass = 0; pass < kRows / kRowsAtOnce; ++pass) {
+        const int row = pass * kRowsAtOnce + thread / kRowThreads;
+        const Chunk* source = args.w_up + ((row / COLUMNS) * kWidth + first_column + row % COLUMNS) * kRowChunks;
+#pragma unroll
+        for (int round = 0; round < kRowRounds; ++round) {
+            weights[pass][round] = load_weights(source + j + round * kRowThreads);
+        }
+    }
+
+    // What this thread mixes: one column of one token, all streams.
+    const int mix_token = thread / COLUMNS;
+    const int mix_column = first_column + thread % COLUMNS;
+    float normalised[kStreams] = {};
+    if (mix_token < args.tokens) {
+#pragma unroll
+        for (int stream = 0; stream < kStreams; ++stream) {
+            normalised[stream] = args.normalised[(mix_token * kStreams + stream) * kWidth + mix_column];
+        }
+    }
+
+    const auto* lo = reinterpret_cast<const Float4*>(args.lo);
+    for (int i = thread; i < args.tokens * kLoFloat4s; i += kUpThreads) {
+        const int f = i % kLoFloat4s;
+        shared.lo[i - f + (f & 1) * (kLoFloat4s / 2) + (f >> 1)] = lo[i];
+    }
+    barrier();
+
+#pragma unroll
+    for (int pass = 0; pass < kRows / kRowsAtOnce; ++pass) {
+        float mine = 0.0f;
+#pragma unroll
+        for (int k = 0; k < kMaxTokens; ++k) {
+            if (k >= args.tokens) continue;
+            const float sum = up_row_sum(weights[pass], shared.lo + k * kLoFloat4s, j);
+            if (j == k) mine = sum;
+        }
+        const int row = pass * kRowsAtOnce + thread / kRowThreads;
+        if (j < args.tokens) shared.gate[j][row / COLUMNS][row % COLUMNS] = sigmoid(mine);
+    }
+    barrier();
+
+    if (mix_token < args.tokens) {
+        const auto& gate = shared.gate[mix_token];
+        float sum = mix_first(normalised[0], gate[0][thread % COLUMNS]);
+#pragma unroll
+        for (int stream = 1; stream < kStreams; ++stream) {
+            sum = mix_next(normalised[stream], gate[stream][thread % COLUMNS], sum);
+        }
+        const float mixed = canonical(mix_mean(sum, kStreams));
+        args.mixed[mix_token * kWidth + mix_column] = mixed;
+        if constexpr (COLUMNS == kQ8Block) {
+            if (args.q8_1 != nullptr) {
+                store_q8_block(args, mix_token, static_cast<int>(blockIdx.x), kQ8Columns, mixed);
+            }
+        }
+    }
+
+    if constexpr (COLUMNS < kQ8Block) {
+        constexpr unsigned kSharers = kQ8Block / COLUMNS;
+        if (args.q8_1 == nullptr) return;
+        const int column = static_cast<int>(blockIdx.x) / static_cast<int>(kSharers);
+        fence();    // this thread's part of `mixed` before the count
+        barrier();  // every thread's
+        if (thread == 0) shared.last = atomic_count(args.counters + column, kSharers - 1) == kSharers - 1;
+        barrier();
+        if (!shared.last) return;
+        fence();  // the count before the other block's part of `mixed`
+        const int token = logical_group();
+        if (token >= args.tokens) return;
+        store_q8_block(args, token, column, kQ8Columns,
+                       load_from_other_block(args.mixed + token * kWidth + column * kQ8Block + logical_lane()));
+    }
+}
+
+}  // namespace strata::gpu

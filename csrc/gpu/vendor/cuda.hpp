@@ -1,0 +1,247 @@
+// NVIDIA: what csrc/gpu asks of a vendor, spelled in CUDA. Its siblings offer the same names.
+//
+// Host functions return the runtime's error code as an int, 0 for success.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+
+#include "common/arithmetic.hpp"
+#include "common/fused_gr_policy.hpp"
+
+namespace strata::gpu {
+
+inline constexpr GrBackend kBackend = GrBackend::Cuda;
+inline constexpr const char* kBackendName = "cuda";
+inline constexpr const char* kDriverName = "the NVIDIA driver";
+
+// ---------------------------------------------------------------------------------------------------------------
+// Device side
+
+// Waits until all threads of the block are here and their memory accesses are seen by each other.
+__device__ __forceinline__ void barrier() { __syncthreads(); }
+
+// Orders this thread's accesses to global memory before its later ones, as seen by every block.
+__device__ __forceinline__ void fence() { __threadfence(); }
+
+// `value` of the lane whose number differs by `mask`, within a group of kLanes. All lanes of the group must call.
+__device__ __forceinline__ float shuffle_xor(float value, int mask) {
+    return __shfl_xor_sync(0xffffffffu, value, mask, kLanes);
+}
+__device__ __forceinline__ std::uint32_t shuffle_xor(std::uint32_t value, int mask) {
+    return __shfl_xor_sync(0xffffffffu, value, mask, kLanes);
+}
+
+// Counts up and wraps to 0 after `last`; returns the count before.
+__device__ __forceinline__ unsigned atomic_count(unsigned* counter, unsigned last) { return atomicInc(counter, last); }
+
+// A value that another block of this launch wrote: past the caches that are private to a multiprocessor.
+__device__ __forceinline__ float load_from_other_block(const float* address) { return __ldcg(address); }
+
+// Weights are read once by one thread of a launch: they need no place in the first-level cache.
+__device__ __forceinline__ Chunk load_weights(const Chunk* address) {
+    Chunk chunk;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(chunk.word[0]), "=r"(chunk.word[1]), "=r"(chunk.word[2]), "=r"(chunk.word[3])
+        : "l"(address));
+    return chunk;
+}
+
+// Copies a float4 from global to shared memory: in the background from sm_80 on, at once before.
+__device__ __forceinline__ void copy_async(Float4* shared, const Float4* global) {
+#if __CUDA_ARCH__ >= 800
+    const unsigned target = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(global) : "memory");
+#else
+    *shared = *global;
+#endif
+}
+
+// Closes a group of copies; copy_async_wait<n> returns when all but the n youngest groups have landed.
+__device__ __forceinline__ void copy_async_commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int kPending>
+__device__ __forceinline__ void copy_async_wait() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+// The block's dynamic shared memory, and a statically sized piece (one for each type).
+__device__ __forceinline__ Float4* dynamic_shared() {
+    extern __shared__ __align__(16) unsigned char strata_dynamic_shared[];
+    return reinterpret_cast<Float4*>(strata_dynamic_shared);
+}
+
+template <class T>
+__device__ __forceinline__ T& block_shared() {
+    __shared__ __align__(16) unsigned char storage[sizeof(T)];
+    return *reinterpret_cast<T*>(storage);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Host side
+
+using Stream = cudaStream_t;
+
+inline const char* error_name(int code) { return cudaGetErrorName(static_cast<cudaError_t>(code)); }
+inline const char* error_text(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
+
+// The calling thread's last error, left in place; and taken away.
+inline int pending_error() { return cudaPeekAtLastError(); }
+inline int take_error() { return cudaGetLastError(); }
+
+inline int count_devices(int* count) { return cudaGetDeviceCount(count); }
+
+struct VendorDevice {
+    char name[256];
+    char arch[128];
+    int wave_width;
+    int compute_units;
+    std::size_t shared_bytes;  // most that a block may ask for
+};
+
+inline int query_device(int device, VendorDevice* out) {
+    cudaDeviceProp properties;
+    if (const int error = cudaGetDeviceProperties(&properties, device)) return error;
+    std::snprintf(out->name, sizeof out->name, "%s", properties.name);
+    std::snprintf(out->arch, sizeof out->arch, "sm_%d%d", properties.major, properties.minor);
+    out->wave_width = properties.warpSize;
+    out->compute_units = properties.multiProcessorCount;
+    out->shared_bytes = properties.sharedMemPerBlockOptin;
+    return 0;
+}
+
+// Lets `kernel` ask for up to `bytes` of dynamic shared memory, on the current device, and prefers shared memory to
+// first-level cache for it.
+template <class... Arguments>
+int allow_shared(void (*kernel)(Arguments...), std::size_t bytes) {
+    const auto function = reinterpret_cast<const void*>(kernel);
+    if (const int error =
+            cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes))) {
+        return error;
+    }
+    return cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                cudaSharedmemCarveoutMaxShared);
+}
+
+// Loads `kernel` onto the current device, which a capture must not be the first to do.
+template <class... Arguments>
+int preload(void (*kernel)(Arguments...)) {
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+}
+
+template <class Arguments>
+int launch(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
+           Arguments arguments) {
+    void* values[] = {&arguments};
+    return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(static_cast<unsigned>(block)), values,
+                            shared_bytes, stream);
+}
+
+// While one lives, this thread may call what a capture elsewhere would forbid, and disturbs no capture.
+class RelaxedCapture {
+  public:
+    RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    RelaxedCapture(const RelaxedCapture&) = delete;
+    RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+  private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// Makes `device` current while it lives, where it is not.
+class CurrentDevice {
+  public:
+    explicit CurrentDevice(int device) {
+        error_ = cudaGetDevice(&before_);
+        if (!error_ && before_ != device) {
+            error_ = cudaSetDevice(device);
+            changed_ = !error_;
+        }
+    }
+    ~CurrentDevice() {
+        if (changed_) cudaSetDevice(before_);
+    }
+    CurrentDevice(const CurrentDevice&) = delete;
+    CurrentDevice& operator=(const CurrentDevice&) = delete;
+    int error() const { return error_; }
+
+  private:
+    int before_ = 0;
+    int error_ = 0;
+    bool changed_ = false;
+};
+
+// ---------------------------------------------------------------------------------------------------------------
+// The numbers of the policy's error table, as this header names them.
+
+#define STRATA_CODE(number, name) static_assert(cuda##name == (number), "cuda" #name " was renumbered")
+STRATA_CODE(0, Success);
+STRATA_CODE(1, ErrorInvalidValue);
+STRATA_CODE(2, ErrorMemoryAllocation);
+STRATA_CODE(3, ErrorInitializationError);
+STRATA_CODE(9, ErrorInvalidConfiguration);
+STRATA_CODE(13, ErrorInvalidSymbol);
+STRATA_CODE(17, ErrorInvalidDevicePointer);
+STRATA_CODE(21, ErrorInvalidMemcpyDirection);
+STRATA_CODE(35, ErrorInsufficientDriver);
+STRATA_CODE(98, ErrorInvalidDeviceFunction);
+STRATA_CODE(100, ErrorNoDevice);
+STRATA_CODE(101, ErrorInvalidDevice);
+STRATA_CODE(200, ErrorInvalidKernelImage);
+STRATA_CODE(201, ErrorDeviceUninitialized);
+STRATA_CODE(209, ErrorNoKernelImageForDevice);
+STRATA_CODE(214, ErrorECCUncorrectable);
+STRATA_CODE(215, ErrorUnsupportedLimit);
+STRATA_CODE(218, ErrorInvalidPtx);
+STRATA_CODE(226, ErrorContained);
+STRATA_CODE(300, ErrorInvalidSource);
+STRATA_CODE(301, ErrorFileNotFound);
+STRATA_CODE(302, ErrorSharedObjectSymbolNotFound);
+STRATA_CODE(303, ErrorSharedObjectInitFailed);
+STRATA_CODE(400, ErrorInvalidResourceHandle);
+STRATA_CODE(401, ErrorIllegalState);
+STRATA_CODE(500, ErrorSymbolNotFound);
+STRATA_CODE(600, ErrorNotReady);
+STRATA_CODE(700, ErrorIllegalAddress);
+STRATA_CODE(701, ErrorLaunchOutOfResources);
+STRATA_CODE(702, ErrorLaunchTimeout);
+STRATA_CODE(708, ErrorSetOnActiveProcess);
+STRATA_CODE(709, ErrorContextIsDestroyed);
+STRATA_CODE(710, ErrorAssert);
+STRATA_CODE(714, ErrorHardwareStackError);
+STRATA_CODE(715, ErrorIllegalInstruction);
+STRATA_CODE(716, ErrorMisalignedAddress);
+STRATA_CODE(717, ErrorInvalidAddressSpace);
+STRATA_CODE(718, ErrorInvalidPc);
+STRATA_CODE(719, ErrorLaunchFailure);
+STRATA_CODE(720, ErrorCooperativeLaunchTooLarge);
+STRATA_CODE(721, ErrorTensorMemoryLeak);
+STRATA_CODE(801, ErrorNotSupported);
+STRATA_CODE(810, ErrorMpsClientTerminated);
+STRATA_CODE(900, ErrorStreamCaptureUnsupported);
+STRATA_CODE(901, ErrorStreamCaptureInvalidated);
+STRATA_CODE(902, ErrorStreamCaptureMerge);
+STRATA_CODE(903, ErrorStreamCaptureUnmatched);
+STRATA_CODE(904, ErrorStreamCaptureUnjoined);
+STRATA_CODE(905, ErrorStreamCaptureIsolation);
+STRATA_CODE(906, ErrorStreamCaptureImplicit);
+STRATA_CODE(907, ErrorCapturedEvent);
+STRATA_CODE(908, ErrorStreamCaptureWrongThread);
+STRATA_CODE(910, ErrorGraphExecUpdateFailure);
+STRATA_CODE(911, ErrorExternalDevice);
+STRATA_CODE(912, ErrorInvalidClusterSize);
+STRATA_CODE(999, ErrorUnknown);
+#undef STRATA_CODE
+
+}  // namespace strata::gpu
