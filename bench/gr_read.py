@@ -1,0 +1,214 @@
+"""Time the read: every variant beside PyTorch, with cold weights, and beside the floor measured in the same run.
+
+  python bench/gr_read.py                       # the card where torch has one, else the CPU
+  python bench/gr_read.py --device cpu --threads 1,2
+  python bench/gr_read.py --tokens 1,2,4,8 --json out.json --plot out.png
+
+bench/README.md says how to read the table.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+import torch
+
+import strata_ops
+from strata_ops import debug
+
+sys.path.insert(0, str(Path(__file__).parent))
+from peers import peers
+from timing import measured_bandwidth, spread, time_alternating, time_eager, time_graph
+
+WIDTH, STREAMS, RANK = 2560, 4, 320
+DEPTH = WIDTH * STREAMS
+WEIGHT_BYTES = 2 * (RANK * DEPTH + DEPTH * RANK + STREAMS * DEPTH)  # bf16
+
+
+def make_weights(sets: int, device: torch.device) -> list[dict]:
+    """Weight sets of a checkpoint's magnitudes; together larger than any cache."""
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape, scale):
+        return torch.randn(*shape, generator=generator) * scale
+
+    made = []
+    for _ in range(sets):
+        weights = {
+            "w_norm": 1 + normal(STREAMS, WIDTH, scale=0.1),
+            "w_down": normal(RANK, DEPTH, scale=0.02).bfloat16(),
+            "w_up": normal(DEPTH, RANK, scale=0.05).bfloat16(),
+            "w_inject": normal(STREAMS, DEPTH, scale=0.02).bfloat16(),
+        }
+        made.append({k: v.to(device) for k, v in weights.items()})
+    return made
+
+
+def make_inputs(tokens: int, device: torch.device) -> dict:
+    """Activations of one call, with a pending write."""
+    generator = torch.Generator().manual_seed(2)
+    inputs = {
+        "residual": torch.randn(tokens, STREAMS, WIDTH, generator=generator),
+        "block_out": torch.randn(tokens, WIDTH, generator=generator) * 0.5,
+        "inject_prev": torch.randn(tokens, STREAMS, generator=generator) * 2,
+    }
+    return {k: v.to(device) for k, v in inputs.items()}
+
+
+def strata_calls(variant: str | None, inputs: dict, sets: list[dict]) -> list:
+    """One call a weight set: the op itself, or a forced variant."""
+    if variant is None:
+        op = torch.ops.strata.fused_gr_read.default
+        return [
+            lambda w=w: op(
+                inputs["residual"], w["w_norm"], w["w_down"], w["w_up"], w["w_inject"], inputs["block_out"],
+                inputs["inject_prev"],
+            )
+            for w in sets
+        ]  # fmt: skip
+    return [lambda w=w: debug.fused_gr_read(**inputs, **w, variant=variant) for w in sets]
+
+
+class Progress:
+    """One line on the terminal that says what is being timed."""
+
+    def __init__(self):
+        self.shown = sys.stderr.isatty()
+
+    def __call__(self, what: str):
+        if self.shown:
+            print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+
+
+def row(name, tokens, mode, samples, floor_us, **more) -> dict:
+    """A row of the result; bandwidth counts the weights alone."""
+    times = spread(samples)
+    return {
+        "name": name, "tokens": tokens, "mode": mode, "placement": "back_to_back", **times,
+        "gbps": WEIGHT_BYTES / times["us_median"] / 1e3, "times_floor": times["us_median"] / floor_us, **more,
+    }  # fmt: skip
+
+
+def run_cuda(args, progress) -> dict:
+    device = torch.device(args.device)
+    torch.cuda.set_device(device)
+    progress("measuring the memory's bandwidth")
+    bandwidth = measured_bandwidth(device)
+    floor_us = WEIGHT_BYTES / bandwidth * 1e6
+    sets = make_weights(args.sets or 97, device)
+    rows = []
+    modes = {"graph": lambda calls: time_graph(calls, args.rounds), "eager": lambda calls: time_eager(calls, 10)}
+    for tokens in args.tokens:
+        inputs = make_inputs(tokens, device)
+        contestants = {"strata": strata_calls(None, inputs, sets)}
+        contestants |= {v: strata_calls(v, inputs, sets) for v in args.variants or debug.variants(device)}
+        if not args.no_peers:
+            for peer in peers(compiled=not args.no_compile):
+                converted = [peer.arguments(inputs, w) for w in sets]
+                contestants[peer.name] = [lambda p=peer, a=a: p.call(*a) for a in converted]
+        for name, calls in contestants.items():
+            for mode in args.modes:
+                progress(f"T={tokens} {name} {mode}")
+                rows.append(row(name, tokens, mode, modes[mode](calls), floor_us))
+    name = torch.cuda.get_device_name(device)
+    return {"device": name, "floor": {"us": floor_us, "gbps": bandwidth / 1e9}, "rows": rows}
+
+
+def run_cpu(args, progress) -> dict:
+    device = torch.device("cpu")
+    sets = make_weights(args.sets or 20, device)
+    streams = [[torch.cat([w[k].flatten() for k in ("w_down", "w_up", "w_inject")]).view(torch.float32)] for w in sets]
+    rows = []
+    floor = None
+    for threads in args.threads:
+        torch.set_num_threads(threads)
+        for tokens in args.tokens:
+            inputs = make_inputs(tokens, device)
+            groups = {"stream": [lambda s=s: s[0].sum() for s in streams], "strata": strata_calls(None, inputs, sets)}
+            groups |= {v: strata_calls(v, inputs, sets) for v in args.variants or []}
+            if not args.no_peers:
+                for peer in peers(compiled=False):
+                    converted = [peer.arguments(inputs, w) for w in sets]
+                    groups[peer.name] = [lambda p=peer, a=a: p.call(*a) for a in converted]
+            progress(f"threads={threads} T={tokens}")
+            samples = time_alternating(groups, args.rounds * 3)
+            floor_us = spread(samples["stream"])["us_median"]
+            floor = floor or floor_us
+            rows += [row(name, tokens, "eager", s, floor_us, threads=threads) for name, s in samples.items()]
+    return {
+        "device": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "floor": {"us": floor, "gbps": WEIGHT_BYTES / floor / 1e3},
+        "rows": rows,
+    }
+
+
+def print_table(result: dict):
+    floor = result["floor"]
+    print(f"{result['device']}, torch {result['torch']}: {WEIGHT_BYTES / 1e6:.1f} MB of weights a read, floor "
+          f"{floor['us']:.2f} us at {floor['gbps']:.0f} GB/s")  # fmt: skip
+    keys = sorted({(r["name"], r["mode"], r.get("threads", 0)) for r in result["rows"]}, key=lambda k: (k[2], k[1]))
+    tokens = sorted({r["tokens"] for r in result["rows"]})
+    cell = {(r["name"], r["mode"], r.get("threads", 0), r["tokens"]): r for r in result["rows"]}
+    print(f"{'us a read (median, x floor)':34}" + "".join(f"{f'T={t}':>18}" for t in tokens))
+    for key in keys:
+        label = f"{key[0]} {key[1]}" + (f" {key[2]} threads" if key[2] else "")
+        cells = [cell.get((*key, t)) for t in tokens]
+        print(f"{label:34}" + "".join(
+            f"{c['us_median']:10.2f} ({c['times_floor']:4.2f}x)" if c else f"{'-':>18}" for c in cells))  # fmt: skip
+
+
+def plot(result: dict, path: str):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5))
+    for key in dict.fromkeys((r["name"], r["mode"], r.get("threads", 0)) for r in result["rows"]):
+        points = [r for r in result["rows"] if (r["name"], r["mode"], r.get("threads", 0)) == key]
+        label = f"{key[0]}, {key[1]}" + (f", {key[2]} threads" if key[2] else "")
+        times = [r["us_median"] for r in points]
+        errors = [[r["us_median"] - r["us_p10"] for r in points], [r["us_p90"] - r["us_median"] for r in points]]
+        axes.errorbar([r["tokens"] for r in points], times, yerr=errors, marker="o", capsize=3, label=label)
+    axes.axhline(result["floor"]["us"], color="black", linestyle="--", label="floor: weights once")
+    axes.set(xlabel="tokens a read", ylabel="us a read (median, p10 to p90)", title=result["device"], ylim=(0, None))
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tokens", type=numbers, default=[1, 2, 4, 8], help="comma separated (default 1,2,4,8)")
+    parser.add_argument("--variants", type=lambda t: t.split(","), help="forced variants (default: all on a card)")
+    parser.add_argument("--modes", type=lambda t: t.split(","), default=["graph"], help="graph, eager (card only)")
+    parser.add_argument("--threads", type=numbers, default=[torch.get_num_threads()], help="CPU only")
+    parser.add_argument("--sets", type=int, help="weight sets in turn (default 97 on a card, 20 on the CPU)")
+    parser.add_argument("--rounds", type=int, default=40, help="samples a row (three times as many on the CPU)")
+    parser.add_argument("--no-peers", action="store_true", help="leave PyTorch out")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--json", help="write the result here")
+    parser.add_argument("--plot", help="write a picture here (PNG)")
+    args = parser.parse_args()
+
+    progress = Progress()
+    result = (run_cpu if args.device == "cpu" else run_cuda)(args, progress)
+    progress("")
+    result = {"torch": torch.__version__, "strata_ops": strata_ops.__version__, "command": sys.argv[1:], **result}
+    print_table(result)
+    if args.json:
+        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+    if args.plot:
+        plot(result, args.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""How the benchmark takes a time: cold weights, many samples, median and spread."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+
+def spread(samples: Sequence[float]) -> dict:
+    """Median, 10th and 90th percentile of microseconds."""
+    ordered = sorted(samples)
+    pick = lambda q: ordered[min(len(ordered) - 1, int(q * len(ordered)))]  # noqa: E731
+    return {"us_median": statistics.median(ordered), "us_p10": pick(0.1), "us_p90": pick(0.9)}
+
+
+def time_graph(calls: Sequence[Callable[[], object]], replays: int) -> list[float]:
+    """Microseconds a call, of ``replays`` replays of one CUDA graph that holds ``calls`` back to back.
+
+    The calls differ in their weights, which together are larger than the card's cache, so each finds its own cold.
+    """
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for call in calls[:3]:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    keep = []
+    with torch.cuda.graph(graph, stream=stream):
+        for call in calls:
+            keep.append(call())
+    return _time_on_device(graph.replay, replays, len(calls))
+
+
+def time_eager(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Microseconds a call, of ``rounds`` rounds of the calls launched one by one from Python."""
+
+    def all_calls():
+        for call in calls:
+            call()
+
+    all_calls()
+    return _time_on_device(all_calls, rounds, len(calls))
+
+
+def _time_on_device(run: Callable[[], object], rounds: int, calls: int) -> list[float]:
+    for _ in range(3):
+        run()
+    samples = []
+    for _ in range(rounds):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        samples.append(start.elapsed_time(end) * 1e3 / calls)
+    return samples
+
+
+def time_alternating(groups: dict[str, Sequence[Callable[[], object]]], rounds: int) -> dict[str, list[float]]:
+    """Microseconds a call on the CPU, for each group of calls, one call of each group in turn.
+
+    A neighbour that slows the machine for a while then slows all groups alike. Every group runs through its own calls
+    (its weight sets) in order.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in groups}
+    for calls in groups.values():
+        for call in calls[:2]:
+            call()
+    for i in range(rounds):
+        for name, calls in groups.items():
+            call = calls[i % len(calls)]
+            begin = time.perf_counter()
+            call()
+            samples[name].append((time.perf_counter() - begin) * 1e6)
+    return samples
+
+
+def measured_bandwidth(device: torch.device) -> float:
+    """Bytes a second that the card's memory gives: the better of a large copy (read + write) and a large sum."""
+    source = torch.empty(1 << 30, dtype=torch.float32, device=device).normal_()
+    target = torch.empty_like(source)
+    size = source.numel() * source.element_size()
+    copy = min(_time_on_device(lambda: target.copy_(source), 7, 1))
+    total = min(_time_on_device(lambda: source.sum(), 7, 1))
+    return max(2 * size / copy, size / total) * 1e6
