@@ -1,7 +1,9 @@
 // The one spelling of "compiled for the host and for every device".
 #pragma once
 
-#if defined(__CUDACC__) || defined(__HIPCC__)
+#if defined(__HIP__)  // the attributes themselves: their macros come with a runtime header, which is not included here
+#define STRATA_HOST_DEVICE __attribute__((host, device, always_inline)) inline
+#elif defined(__CUDACC__)
 #define STRATA_HOST_DEVICE __host__ __device__ __forceinline__
 #else
 #define STRATA_HOST_DEVICE inline

@@ -1,4 +1,6 @@
 // Facts about each device and the choice made for it, kept once they are known, and the backend table.
+#include "gpu/vendor.hpp"  // first: it brings the device side of the maths functions
+
 #include <cstdlib>
 #include <cstring>
 #include <map>

@@ -20,14 +20,14 @@ struct HcChain<0> {
 };
 
 // Slot SLOT of this thread is float4 `threadIdx.x + SLOT * kDownThreads` of the tile of all tokens. Fills `chain` from
-// tile `h`, slots SLOT, SLOT + 1, ...; slots past the last token's hold nothing.
+// tile `h`, slots SLOT, SLOT + 1, ...; slots past the last token's stay as they are, and nothing reads them.
 template <int SLOT, int I>
 __device__ __forceinline__ void hc_load_all(HcChain<I>& chain, const GroupArgs& args, int tokens, int h) {
     const int i = static_cast<int>(threadIdx.x) + SLOT * kDownThreads;
     if (i < tokens * kTileFloat4s) {
         const auto* normalised = reinterpret_cast<const Float4*>(args.normalised);
         const int token = i / kTileFloat4s;
-        chain.head = normalised[(token * kTiles + h) * kTileFloat4s + i % kTileFloat4s];
+        chain.head = load_float4(normalised + (token * kTiles + h) * kTileFloat4s + i % kTileFloat4s);
     }
     if constexpr (I > 0) hc_load_all<SLOT + 1>(chain.tail, args, tokens, h);
 }
@@ -38,7 +38,7 @@ __device__ __forceinline__ void hc_scatter_all(const HcChain<I>& chain, Float4* 
     const int i = static_cast<int>(threadIdx.x) + SLOT * kDownThreads;
     if (i < tokens * kTileFloat4s) {
         const int token = i / kTileFloat4s;
-        buffer[token * kTileFloat4s + PlaneLayout::place(i % kTileFloat4s)] = chain.head;
+        store_float4(buffer + token * kTileFloat4s + PlaneLayout::place(i % kTileFloat4s), chain.head);
     }
     if constexpr (I > 0) hc_scatter_all<SLOT + 1>(chain.tail, buffer, tokens);
 }

@@ -1,4 +1,6 @@
 // From arguments and a variant to launches: which kernels run, over which tokens, with what shared memory.
+#include "gpu/vendor.hpp"  // first: it brings the device side of the maths functions
+
 #include "common/launch_plan.hpp"
 #include "gpu/down_plain.cuh"
 #include "gpu/down_register_half.cuh"

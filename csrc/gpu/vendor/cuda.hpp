@@ -16,7 +16,6 @@ namespace strata::gpu {
 
 inline constexpr GrBackend kBackend = GrBackend::Cuda;
 inline constexpr const char* kBackendName = "cuda";
-inline constexpr const char* kDriverName = "the NVIDIA driver";
 
 // ---------------------------------------------------------------------------------------------------------------
 // Device side
@@ -49,6 +48,10 @@ __device__ __forceinline__ Chunk load_weights(const Chunk* address) {
         : "l"(address));
     return chunk;
 }
+
+// A float4 as one vector value.
+__device__ __forceinline__ Float4 load_float4(const Float4* address) { return *address; }
+__device__ __forceinline__ void store_float4(Float4* address, Float4 value) { *address = value; }
 
 // Copies a float4 from global to shared memory: in the background from sm_80 on, at once before.
 __device__ __forceinline__ void copy_async(Float4* shared, const Float4* global) {

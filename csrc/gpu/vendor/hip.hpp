@@ -1,0 +1,239 @@
+// AMD: what csrc/gpu asks of a vendor, spelled in HIP. Its siblings offer the same names.
+//
+// Host functions return the runtime's error code as an int, 0 for success. HIP 5.2 to 7 are served.
+#pragma once
+
+// ROCm 6.2 brought the _sync shuffles behind this switch; from 7.0 on they are always there.
+#define HIP_ENABLE_WARP_SYNC_BUILTINS
+#include <hip/hip_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+
+#include "common/arithmetic.hpp"
+#include "common/fused_gr_policy.hpp"
+
+namespace strata::gpu {
+
+inline constexpr GrBackend kBackend = GrBackend::Hip;
+inline constexpr const char* kBackendName = "hip";
+
+// ---------------------------------------------------------------------------------------------------------------
+// Device side
+
+// Waits until all threads of the block are here and their memory accesses are seen by each other.
+__device__ __forceinline__ void barrier() { __syncthreads(); }
+
+// Orders this thread's accesses to global memory before its later ones, as seen by every block.
+__device__ __forceinline__ void fence() { __threadfence(); }
+
+// `value` of the lane whose number differs by `mask`, within a group of kLanes. All lanes of the group must call; on a
+// 64-lane wave the other group may be elsewhere, so the mask names this group's lanes and no others.
+template <class T>
+__device__ __forceinline__ T shuffle_xor_group(T value, int mask) {
+#if HIP_VERSION >= 60200000
+    const unsigned long long group = 0xffffffffull << (__lane_id() / kLanes * kLanes);
+    return __shfl_xor_sync(group, value, mask, kLanes);
+#else
+    return __shfl_xor(value, mask, kLanes);
+#endif
+}
+__device__ __forceinline__ float shuffle_xor(float value, int mask) { return shuffle_xor_group(value, mask); }
+__device__ __forceinline__ std::uint32_t shuffle_xor(std::uint32_t value, int mask) {
+    return shuffle_xor_group(value, mask);
+}
+
+// Counts up and wraps to 0 after `last`; returns the count before.
+__device__ __forceinline__ unsigned atomic_count(unsigned* counter, unsigned last) { return atomicInc(counter, last); }
+
+// A value that another block of this launch wrote: past the caches that are private to a compute unit.
+__device__ __forceinline__ float load_from_other_block(const float* address) {
+    return __hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+__device__ __forceinline__ Chunk load_weights(const Chunk* address) { return *address; }
+
+// A float4 as one vector value. A plain struct copy is a memcpy to this compiler, and a variable that is only ever
+// copied so stays in private memory.
+using Vector4 = float __attribute__((ext_vector_type(4)));
+__device__ __forceinline__ Float4 load_float4(const Float4* address) {
+    const Vector4 v = *reinterpret_cast<const Vector4*>(address);
+    return {v.x, v.y, v.z, v.w};
+}
+__device__ __forceinline__ void store_float4(Float4* address, Float4 value) {
+    *reinterpret_cast<Vector4*>(address) = Vector4{value.x, value.y, value.z, value.w};
+}
+
+// No copies in the background here: the copy is done when the thread has done it, and commit and wait say nothing.
+__device__ __forceinline__ void copy_async(Float4* shared, const Float4* global) { *shared = *global; }
+__device__ __forceinline__ void copy_async_commit() {}
+template <int kPending>
+__device__ __forceinline__ void copy_async_wait() {}
+
+// The block's dynamic shared memory, and a statically sized piece (one for each type).
+__device__ __forceinline__ Float4* dynamic_shared() {
+    extern __shared__ __align__(16) unsigned char strata_dynamic_shared[];
+    return reinterpret_cast<Float4*>(strata_dynamic_shared);
+}
+
+template <class T>
+__device__ __forceinline__ T& block_shared() {
+    __shared__ __align__(16) unsigned char storage[sizeof(T)];
+    return *reinterpret_cast<T*>(storage);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Host side
+
+using Stream = hipStream_t;
+
+inline const char* error_name(int code) { return hipGetErrorName(static_cast<hipError_t>(code)); }
+inline const char* error_text(int code) { return hipGetErrorString(static_cast<hipError_t>(code)); }
+
+// The calling thread's last error, left in place; and taken away.
+inline int pending_error() { return hipPeekAtLastError(); }
+inline int take_error() { return hipGetLastError(); }
+
+inline int count_devices(int* count) { return hipGetDeviceCount(count); }
+
+struct VendorDevice {
+    char name[256];
+    char arch[128];
+    int wave_width;
+    int compute_units;
+    std::size_t shared_bytes;  // most that a block may ask for
+};
+
+inline int query_device(int device, VendorDevice* out) {
+    hipDeviceProp_t properties;
+    if (const int error = hipGetDeviceProperties(&properties, device)) return error;
+    std::snprintf(out->name, sizeof out->name, "%s", properties.name);
+    std::snprintf(out->arch, sizeof out->arch, "%.*s", static_cast<int>(sizeof out->arch - 1), properties.gcnArchName);
+    out->wave_width = properties.warpSize;
+    out->compute_units = properties.multiProcessorCount;
+    out->shared_bytes = properties.sharedMemPerBlock;
+    return 0;
+}
+
+// Lets `kernel` ask for up to `bytes` of dynamic shared memory, on the current device, and prefers shared memory to
+// first-level cache for it.
+template <class... Arguments>
+int allow_shared(void (*kernel)(Arguments...), std::size_t bytes) {
+    const auto function = reinterpret_cast<const void*>(kernel);
+    if (const int error =
+            hipFuncSetAttribute(function, hipFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes))) {
+        return error;
+    }
+    return hipFuncSetAttribute(function, hipFuncAttributePreferredSharedMemoryCarveout, 100);
+}
+
+// Loads `kernel` onto the current device, which a capture must not be the first to do.
+template <class... Arguments>
+int preload(void (*kernel)(Arguments...)) {
+    hipFuncAttributes attributes;
+    return hipFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+}
+
+template <class Arguments>
+int launch(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
+           Arguments arguments) {
+    void* values[] = {&arguments};
+    return hipLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(static_cast<unsigned>(block)), values,
+                           shared_bytes, stream);
+}
+
+// While one lives, this thread may call what a capture elsewhere would forbid, and disturbs no capture.
+class RelaxedCapture {
+  public:
+    RelaxedCapture() { (void)hipThreadExchangeStreamCaptureMode(&mode_); }
+    ~RelaxedCapture() { (void)hipThreadExchangeStreamCaptureMode(&mode_); }
+    RelaxedCapture(const RelaxedCapture&) = delete;
+    RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+  private:
+    hipStreamCaptureMode mode_ = hipStreamCaptureModeRelaxed;
+};
+
+// Makes `device` current while it lives, where it is not.
+class CurrentDevice {
+  public:
+    explicit CurrentDevice(int device) {
+        error_ = hipGetDevice(&before_);
+        if (!error_ && before_ != device) {
+            error_ = hipSetDevice(device);
+            changed_ = !error_;
+        }
+    }
+    ~CurrentDevice() {
+        if (changed_) (void)hipSetDevice(before_);
+    }
+    CurrentDevice(const CurrentDevice&) = delete;
+    CurrentDevice& operator=(const CurrentDevice&) = delete;
+    int error() const { return error_; }
+
+  private:
+    int before_ = 0;
+    int error_ = 0;
+    bool changed_ = false;
+};
+
+// ---------------------------------------------------------------------------------------------------------------
+// The numbers of the policy's error table, as this header names them.
+
+#define STRATA_CODE(number, name) static_assert(hip##name == (number), "hip" #name " was renumbered")
+STRATA_CODE(0, Success);
+STRATA_CODE(1, ErrorInvalidValue);
+STRATA_CODE(2, ErrorOutOfMemory);
+STRATA_CODE(3, ErrorNotInitialized);
+STRATA_CODE(9, ErrorInvalidConfiguration);
+STRATA_CODE(13, ErrorInvalidSymbol);
+STRATA_CODE(17, ErrorInvalidDevicePointer);
+STRATA_CODE(21, ErrorInvalidMemcpyDirection);
+STRATA_CODE(35, ErrorInsufficientDriver);
+STRATA_CODE(98, ErrorInvalidDeviceFunction);
+STRATA_CODE(100, ErrorNoDevice);
+STRATA_CODE(101, ErrorInvalidDevice);
+STRATA_CODE(200, ErrorInvalidImage);
+STRATA_CODE(201, ErrorInvalidContext);
+STRATA_CODE(209, ErrorNoBinaryForGpu);
+STRATA_CODE(214, ErrorECCNotCorrectable);
+STRATA_CODE(215, ErrorUnsupportedLimit);
+STRATA_CODE(218, ErrorInvalidKernelFile);
+STRATA_CODE(300, ErrorInvalidSource);
+STRATA_CODE(301, ErrorFileNotFound);
+STRATA_CODE(302, ErrorSharedObjectSymbolNotFound);
+STRATA_CODE(303, ErrorSharedObjectInitFailed);
+STRATA_CODE(400, ErrorInvalidHandle);
+STRATA_CODE(401, ErrorIllegalState);
+STRATA_CODE(500, ErrorNotFound);
+STRATA_CODE(600, ErrorNotReady);
+STRATA_CODE(700, ErrorIllegalAddress);
+STRATA_CODE(701, ErrorLaunchOutOfResources);
+STRATA_CODE(702, ErrorLaunchTimeOut);
+STRATA_CODE(708, ErrorSetOnActiveProcess);
+STRATA_CODE(709, ErrorContextIsDestroyed);
+STRATA_CODE(710, ErrorAssert);
+STRATA_CODE(719, ErrorLaunchFailure);
+STRATA_CODE(720, ErrorCooperativeLaunchTooLarge);
+STRATA_CODE(801, ErrorNotSupported);
+STRATA_CODE(900, ErrorStreamCaptureUnsupported);
+STRATA_CODE(901, ErrorStreamCaptureInvalidated);
+STRATA_CODE(902, ErrorStreamCaptureMerge);
+STRATA_CODE(903, ErrorStreamCaptureUnmatched);
+STRATA_CODE(904, ErrorStreamCaptureUnjoined);
+STRATA_CODE(905, ErrorStreamCaptureIsolation);
+STRATA_CODE(906, ErrorStreamCaptureImplicit);
+STRATA_CODE(907, ErrorCapturedEvent);
+STRATA_CODE(908, ErrorStreamCaptureWrongThread);
+STRATA_CODE(910, ErrorGraphExecUpdateFailure);
+#if HIP_VERSION >= 60000000  // 5.2 has no name for these two
+STRATA_CODE(911, ErrorInvalidChannelDescriptor);
+STRATA_CODE(912, ErrorInvalidTexture);
+#endif
+STRATA_CODE(999, ErrorUnknown);
+STRATA_CODE(1052, ErrorRuntimeMemory);
+STRATA_CODE(1053, ErrorRuntimeOther);
+#undef STRATA_CODE
+
+}  // namespace strata::gpu
