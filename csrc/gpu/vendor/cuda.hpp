@@ -150,6 +150,27 @@ int launch(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_b
                             shared_bytes, stream);
 }
 
+// A stream that does not wait for the legacy stream, nor it for this one.
+inline int stream_create(Stream* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking); }
+inline int stream_destroy(Stream stream) { return cudaStreamDestroy(stream); }
+inline int stream_synchronize(Stream stream) { return cudaStreamSynchronize(stream); }
+
+inline int stream_is_capturing(Stream stream, bool* capturing) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const int error = cudaStreamIsCapturing(stream, &status);
+    *capturing = status != cudaStreamCaptureStatusNone;
+    return error;
+}
+
+inline int device_allocate(void** memory, std::size_t bytes) { return cudaMalloc(memory, bytes); }
+inline int device_free(void* memory) { return cudaFree(memory); }
+inline int fill_bytes(void* memory, int value, std::size_t bytes, Stream stream) {
+    return cudaMemsetAsync(memory, value, bytes, stream);
+}
+inline int copy_to_host(void* host, const void* memory, std::size_t bytes, Stream stream) {
+    return cudaMemcpyAsync(host, memory, bytes, cudaMemcpyDeviceToHost, stream);
+}
+
 // While one lives, this thread may call what a capture elsewhere would forbid, and disturbs no capture.
 class RelaxedCapture {
   public:

@@ -143,6 +143,27 @@ int launch(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_b
                            shared_bytes, stream);
 }
 
+// A stream that does not wait for the legacy stream, nor it for this one.
+inline int stream_create(Stream* stream) { return hipStreamCreateWithFlags(stream, hipStreamNonBlocking); }
+inline int stream_destroy(Stream stream) { return hipStreamDestroy(stream); }
+inline int stream_synchronize(Stream stream) { return hipStreamSynchronize(stream); }
+
+inline int stream_is_capturing(Stream stream, bool* capturing) {
+    hipStreamCaptureStatus status = hipStreamCaptureStatusNone;
+    const int error = hipStreamIsCapturing(stream, &status);
+    *capturing = status != hipStreamCaptureStatusNone;
+    return error;
+}
+
+inline int device_allocate(void** memory, std::size_t bytes) { return hipMalloc(memory, bytes); }
+inline int device_free(void* memory) { return hipFree(memory); }
+inline int fill_bytes(void* memory, int value, std::size_t bytes, Stream stream) {
+    return hipMemsetAsync(memory, value, bytes, stream);
+}
+inline int copy_to_host(void* host, const void* memory, std::size_t bytes, Stream stream) {
+    return hipMemcpyAsync(host, memory, bytes, hipMemcpyDeviceToHost, stream);
+}
+
 // While one lives, this thread may call what a capture elsewhere would forbid, and disturbs no capture.
 class RelaxedCapture {
   public:
