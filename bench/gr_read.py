@@ -94,6 +94,8 @@ def row(name, tokens, mode, samples, floor_us, **more) -> dict:
 
 def run_cuda(args, progress) -> dict:
     device = torch.device(args.device)
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     torch.cuda.set_device(device)
     progress("measuring the memory's bandwidth")
     bandwidth = measured_bandwidth(device)

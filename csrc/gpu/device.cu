@@ -117,6 +117,9 @@ bool describe(int device, DeviceFacts* out, Report* report) {
     return true;
 }
 
+constexpr const char* kWrongGeometry =
+    "fused_gr_read: the variant '%s' is compiled for N=2560, HC=4, LR=320 alone; 'runtime_geometry' takes others";
+
 std::int64_t scratch_size(const Geometry* geometry, std::int64_t tokens) { return scratch_bytes(*geometry, tokens); }
 
 bool read(const ReadArgs* args, const ReadChoice* choice, int device, void* stream, Report* report) {
@@ -136,6 +139,10 @@ bool read(const ReadArgs* args, const ReadChoice* choice, int device, void* stre
         const GrVariant* row = fused_gr_find(choice->variant);
         if (row == nullptr) {
             report->say("fused_gr_read: there is no variant '%s'", choice->variant);
+            return false;
+        }
+        if (row->value != kHcRuntimeGeometry && args->geometry != kModelGeometry) {
+            report->say(kWrongGeometry, row->name);
             return false;
         }
         variant = row->value;
