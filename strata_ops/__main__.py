@@ -1,0 +1,117 @@
+"""`python -m strata_ops info | parity | demo`. Errors are one line with a remedy, and exit status 2."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"strata_ops: {message}; see {self.prog} --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m strata_ops", description="The gated-residual read: what runs, its bits, a demo.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    info = commands.add_parser("info", help="versions, backends, devices, the variant that runs and why")
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+
+    parity = commands.add_parser(
+        "parity",
+        help="compare every variant with the CPU's portable path, byte for byte",
+        description="Compares every variant with the CPU's portable path, byte for byte. "
+        "Exit status 0: all equal, 1: not equal, 2: could not be run.",
+    )
+    parity.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (also on ROCm); default cpu")
+    parity.add_argument("--json", action="store_true", help="print one JSON object")
+
+    demo = commands.add_parser(
+        "demo", help="a real read on made-up weights: what comes out and how long it takes beside eager PyTorch"
+    )
+    demo.add_argument("--device", help="cpu, cuda or cuda:N; default: the CPU, and the GPU where torch has one")
+    return parser
+
+
+def _progress() -> Callable[[str], None]:
+    """Shows one changing line on a terminal, and nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return lambda text: None
+    return lambda text: print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _info(args: argparse.Namespace) -> int:
+    from .info import info, render
+
+    report = info()
+    print(json.dumps(report, indent=2) if args.json else render(report))
+    return 0
+
+
+def _parity(args: argparse.Namespace) -> int:
+    from .parity import parity, render
+
+    progress = _progress()
+    try:
+        result = parity(_device(args.device), progress)
+    finally:
+        progress("")
+    print(json.dumps(result) if args.json else render(result))
+    return 0 if result["ok"] else 1
+
+
+def _demo(args: argparse.Namespace) -> int:
+    import torch
+
+    from ._libraries import LIBRARIES
+    from .demo import demo
+
+    if args.device:
+        devices = [_device(args.device)]
+    else:
+        with_gpu = torch.cuda.is_available() and (LIBRARIES["cuda"].loaded or LIBRARIES["hip"].loaded)
+        devices = ["cpu", "cuda"] if with_gpu else ["cpu"]
+    for device in devices:
+        demo(device)
+    return 0
+
+
+def _device(text: str) -> str:
+    """Checks a device's name, and that it is there."""
+    import torch
+
+    from ._libraries import backend_of
+
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise RuntimeError(f"'{text}' is no device; use cpu, cuda or cuda:N") from None
+    backend_of(device)
+    return text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    command = {"info": _info, "parity": _parity, "demo": _demo}[args.command]
+    try:
+        status = command(args)
+        sys.stdout.flush()
+        return status
+    except RuntimeError as error:
+        line, _, _ = str(error).partition("\n")
+        print(f"strata_ops: {line}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader has seen enough, `| head` for one
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
