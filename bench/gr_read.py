@@ -108,7 +108,7 @@ def run_cuda(args, progress) -> dict:
         contestants = {"strata": strata_calls(None, inputs, sets)}
         contestants |= {v: strata_calls(v, inputs, sets) for v in args.variants or debug.variants(device)}
         if not args.no_peers:
-            for peer in peers(compiled=not args.no_compile):
+            for peer in peers(not args.no_compile, args.max_autotune):
                 converted = [peer.arguments(inputs, w) for w in sets]
                 contestants[peer.name] = [lambda p=peer, a=a: p.call(*a) for a in converted]
         for name, calls in contestants.items():
@@ -197,6 +197,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=40, help="samples a row (three times as many on the CPU)")
     parser.add_argument("--no-peers", action="store_true", help="leave PyTorch out")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--max-autotune", action="store_true", help="let torch.compile try kernels (minutes a row)")
     parser.add_argument("--json", help="write the result here")
     parser.add_argument("--plot", help="write a picture here (PNG)")
     args = parser.parse_args()

@@ -41,10 +41,10 @@ class Peer:
         )  # fmt: skip
 
 
-def peers(compiled: bool) -> list[Peer]:
+def peers(compiled: bool, max_autotune: bool = False) -> list[Peer]:
     """Eager in both dtypes, and compiled too where that was asked for."""
     found = [Peer("eager_bf16", torch.bfloat16), Peer("eager_fp32", torch.float32)]
     if compiled:
-        mode = "max-autotune-no-cudagraphs"  # the benchmark captures the graph itself
+        mode = "max-autotune-no-cudagraphs" if max_autotune else "default"
         found += [Peer("compile_bf16", torch.bfloat16, mode), Peer("compile_fp32", torch.float32, mode)]
     return found
