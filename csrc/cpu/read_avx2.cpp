@@ -1,0 +1,58 @@
+// The read with AVX2 and FMA. Compiled with -mavx2 -mfma: see read_vector.hpp for what this file must not contain.
+#if defined(__x86_64__)
+
+#include "cpu/read_vector.hpp"
+
+namespace strata::cpu {
+namespace {
+
+struct Vector256 {
+    using Floats = __m256;
+    using Words = __m256i;
+    static constexpr int kWidth = 8;
+
+    static Floats zero() { return _mm256_setzero_ps(); }
+    static Floats broadcast(float v) { return _mm256_set1_ps(v); }
+    static void store(float* p, Floats v) { _mm256_storeu_ps(p, v); }
+    static Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+    static Floats low_halves(Words w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)); }
+    static Floats high_halves(Words w) {
+        return _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    }
+
+    // kChunks chunks of each row: word w of chunk k of the rows in order comes into words[k][w].
+    template <int kChunks>
+    static void load(const RowsOf<kWidth>& rows, std::int64_t offset, Words (&words)[kChunks][4]) {
+        for (int k = 0; k < kChunks; ++k) {
+            const auto half = [&](int quad, int i) {
+                const std::uint16_t* from = rows.at(quad, i) + offset + k * kChunk;
+                return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+            };
+            for (int i = 0; i < 4; ++i) {
+                words[k][i] = _mm256_inserti128_si256(_mm256_castsi128_si256(half(0, i)), half(1, i), 1);
+            }
+            transpose(words[k]);
+        }
+    }
+
+  private:
+    // 4 x 4 words within each half.
+    static void transpose(Words (&v)[4]) {
+        const Words a = _mm256_unpacklo_epi32(v[0], v[1]);
+        const Words b = _mm256_unpackhi_epi32(v[0], v[1]);
+        const Words c = _mm256_unpacklo_epi32(v[2], v[3]);
+        const Words d = _mm256_unpackhi_epi32(v[2], v[3]);
+        v[0] = _mm256_unpacklo_epi64(a, c);
+        v[1] = _mm256_unpackhi_epi64(a, c);
+        v[2] = _mm256_unpacklo_epi64(b, d);
+        v[3] = _mm256_unpackhi_epi64(b, d);
+    }
+};
+
+}  // namespace
+
+constexpr Steps kAvx2 = vector_steps<Vector256>("avx2");
+
+}  // namespace strata::cpu
+
+#endif

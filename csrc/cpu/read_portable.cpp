@@ -1,0 +1,143 @@
+// The read in plain C++ from the functions of the arithmetic contract: the reference for every other path and card.
+// Nothing here is tuned beyond using each weight for all tokens of a pass while it is in a cache.
+#include <algorithm>
+
+#include "common/arithmetic.hpp"
+#include "cpu/steps.hpp"
+
+namespace strata::cpu {
+namespace {
+
+Float4 load(const float* p) { return {p[0], p[1], p[2], p[3]}; }
+
+void store(float* p, Float4 v) {
+    p[0] = v.x;
+    p[1] = v.y;
+    p[2] = v.z;
+    p[3] = v.w;
+}
+
+Chunk load(const std::uint16_t* p) {
+    Chunk chunk;
+    for (int i = 0; i < 4; ++i) {
+        chunk.word[i] = static_cast<std::uint32_t>(p[2 * i]) | static_cast<std::uint32_t>(p[2 * i + 1]) << 16;
+    }
+    return chunk;
+}
+
+// The row at `weights` against token `token` of `activations`.
+float row_sum(const Pass& pass, const std::uint16_t* weights, float* activations, std::int64_t token,
+              std::int64_t length) {
+    float lanes[kLanes] = {};
+    for (std::int64_t chunk = 0; chunk < length / kChunk; ++chunk) {
+        const float* x = pass.chunk_at(activations, chunk, token);
+        float& sum = lanes[chunk % kLanes];
+        sum = sum + chunk_dot(load(weights + chunk * kChunk), load(x), load(x + 4));
+    }
+    return tree_sum(lanes);
+}
+
+float square_sum(const float* stream, std::int64_t width) {
+    float threads[kNormThreads] = {};
+    for (std::int64_t i = 0; i < width; i += 4) {
+        float& sum = threads[i / 4 % kNormThreads];
+        sum = sum + square(load(stream + i));
+    }
+    float total = 0.0f;
+    for (int group = 0; group < kNormGroups; ++group) {
+        float lanes[kLanes];
+        std::copy_n(threads + group * kLanes, kLanes, lanes);
+        total = total + tree_sum(lanes);
+    }
+    return total;
+}
+
+void norm(const Pass& pass, std::int64_t begin, std::int64_t end) {
+    const ReadArgs& a = pass.args;
+    const std::int64_t width = a.geometry.width;
+    const std::int64_t streams = a.geometry.streams;
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+        const std::int64_t token = unit / streams;
+        const std::int64_t c = unit % streams;
+        if (pass.fold()) {
+            const float gain = fold_gain(a.inject_prev[unit], streams);
+            for (std::int64_t i = 0; i < width; i += 4) {
+                const Float4 old = load(a.residual + unit * width + i);
+                store(a.residual_out + unit * width + i,
+                      canonical(fold(load(a.block_out + token * width + i), gain, old)));
+            }
+        }
+        const float* stream = pass.streams() + unit * width;
+        const float rs = reciprocal_rms(square_sum(stream, width), width, a.eps);
+        a.rs[unit] = canonical(rs);
+        for (std::int64_t i = 0; i < width; i += 4) {
+            float* xn = pass.chunk_at(pass.xn, (c * width + i) / kChunk, token) + i % kChunk;
+            store(xn, normalise(load(stream + i), load(a.w_norm + c * width + i), rs));
+        }
+    }
+}
+
+void down(const Pass& pass, std::int64_t begin, std::int64_t end) {
+    const ReadArgs& a = pass.args;
+    const std::int64_t depth = a.geometry.depth();
+    const std::int64_t rank = a.geometry.rank;
+    const std::int64_t streams = a.geometry.streams;
+    for (std::int64_t row = begin * kRowsPerUnit; row < std::min(end * kRowsPerUnit, down_rows(a)); ++row) {
+        const bool gate = row < rank;
+        const std::uint16_t* weights = gate ? a.w_down + row * depth : a.w_inject + (row - rank) * depth;
+        for (std::int64_t token = 0; token < a.tokens; ++token) {
+            const float sum = row_sum(pass, weights, pass.xn, token, depth);
+            if (gate) {
+                const float lo = canonical(down_activation(sum, streams));
+                a.lo[token * rank + row] = lo;
+                pass.chunk_at(pass.lo, row / kChunk, token)[row % kChunk] = lo;
+            } else {
+                a.inject[token * streams + row - rank] = canonical(sum);
+            }
+        }
+    }
+}
+
+void quantise(const float* values, std::uint8_t* out) {
+    std::uint32_t amax_bits = 0;
+    for (int i = 0; i < kQ8Block; ++i) amax_bits = std::max(amax_bits, magnitude_bits(values[i]));
+    float lanes[kLanes];
+    std::copy_n(values, kLanes, lanes);
+    const std::uint16_t d = q8_scale_half(amax_bits);
+    const std::uint16_t s = q8_sum_half(tree_sum(lanes), amax_bits);
+    out[0] = static_cast<std::uint8_t>(d);
+    out[1] = static_cast<std::uint8_t>(d >> 8);
+    out[2] = static_cast<std::uint8_t>(s);
+    out[3] = static_cast<std::uint8_t>(s >> 8);
+    for (int i = 0; i < kQ8Block; ++i) out[4 + i] = static_cast<std::uint8_t>(q8_value(values[i], amax_bits));
+}
+
+void up(const Pass& pass, std::int64_t begin, std::int64_t end) {
+    const ReadArgs& a = pass.args;
+    const std::int64_t width = a.geometry.width;
+    const std::int64_t rank = a.geometry.rank;
+    const std::int64_t streams = a.geometry.streams;
+    for (std::int64_t token = 0; token < a.tokens; ++token) {
+        float* mixed = a.mixed + token * width;
+        for (std::int64_t d = begin * kQ8Block; d < end * kQ8Block; ++d) {
+            float mix = 0.0f;
+            for (std::int64_t c = 0; c < streams; ++c) {
+                const std::int64_t row = c * width + d;
+                const float xn = pass.chunk_at(pass.xn, row / kChunk, token)[row % kChunk];
+                const float gate = sigmoid(row_sum(pass, a.w_up + row * rank, pass.lo, token, rank));
+                mix = c == 0 ? mix_first(xn, gate) : mix_next(xn, gate, mix);
+            }
+            mixed[d] = canonical(mix_mean(mix, streams));
+        }
+        if (a.q8_1 == nullptr) continue;
+        for (std::int64_t block = begin; block < end; ++block) {
+            quantise(mixed + block * kQ8Block, a.q8_1 + (token * (width / kQ8Block) + block) * kQ8Bytes);
+        }
+    }
+}
+
+}  // namespace
+
+constexpr Steps kPortable = {"portable", norm, down, up};
+
+}  // namespace strata::cpu
