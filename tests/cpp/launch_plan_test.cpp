@@ -1,0 +1,92 @@
+// How tokens are cut into launches, and what staged and P4 ask of the card.
+#include "common/launch_plan.hpp"
+
+#include "check.hpp"
+
+using namespace strata;
+
+namespace {
+
+constexpr int kKiB[] = {48, 64, 99, 227};
+
+// Tokens a launch for each of kKiB. A staged token takes two tiles of 1280 floats, 10 KiB; a plain one takes one.
+struct Limits {
+    int variant;
+    std::size_t token_bytes;
+    int tokens[4];
+};
+
+constexpr Limits kLimits[] = {
+    {kHcPlain, 5120, {8, 8, 8, 8}},
+    {kHcSplit, 5120, {8, 8, 8, 8}},
+    {kHcStaged, 10240, {4, 6, 8, 8}},
+    {kHcRegisterHalf, 10240, {4, 6, 8, 8}},
+};
+
+void slices() {
+    for (const Limits& row : kLimits) {
+        for (int card = 0; card < 4; ++card) {
+            const std::size_t shared = static_cast<std::size_t>(kKiB[card]) * 1024;
+            const int limit = down_token_limit(row.variant, shared);
+            CHECK(limit == row.tokens[card], row.variant, kKiB[card], limit);
+
+            for (std::int64_t total = 0; total <= 32; ++total) {
+                const std::int64_t parts = part_count(total, limit);
+                CHECK((parts - 1) * limit < total || total == 0, row.variant, kKiB[card], total);  // none too many
+                std::int64_t next = 0;
+                int smallest = kMaxTokens, largest = 0;
+                for (std::int64_t index = 0; index < parts; ++index) {
+                    const TokenPart part = token_part(total, limit, index);
+                    CHECK(part.first == next, row.variant, kKiB[card], total, index);
+                    CHECK(part.count >= 1 && part.count <= limit, row.variant, kKiB[card], total, index);
+                    CHECK(down_shared_bytes(row.variant, part.count) <= shared, row.variant, kKiB[card], part.count);
+                    next = part.first + part.count;
+                    if (part.count < smallest) smallest = part.count;
+                    if (part.count > largest) largest = part.count;
+                }
+                CHECK(next == total, row.variant, kKiB[card], total, next);
+                CHECK(total == 0 || largest - smallest <= 1, row.variant, kKiB[card], total);
+            }
+        }
+    }
+}
+
+void plans() {
+    for (const bool inject : {false, true}) {
+        for (int tokens = 1; tokens <= kMaxTokens; ++tokens) {
+            for (const Limits& row : kLimits) {
+                const DownPlan plan = down_plan(row.variant, tokens, inject);
+                CHECK(plan.grid == (inject ? 41 : 40), row.variant, tokens, plan.grid);
+                CHECK(plan.block == 256 && plan.block % 64 == 0, row.variant, tokens, plan.block);
+                CHECK(plan.tokens == tokens, row.variant, tokens, plan.tokens);
+                CHECK(plan.shared_bytes == row.token_bytes * static_cast<std::size_t>(tokens), row.variant, tokens);
+                const bool two_tiles = row.variant == kHcStaged || row.variant == kHcRegisterHalf;
+                CHECK(plan.large_shared == two_tiles, row.variant, tokens);
+                CHECK(plan.exact == (two_tiles && tokens <= 4), row.variant, tokens);
+            }
+            const DownPlan staged = down_plan(kHcStaged, tokens, inject);
+            const DownPlan p4 = down_plan(kHcRegisterHalf, tokens, inject);
+            CHECK(staged.grid == p4.grid && staged.block == p4.block && staged.shared_bytes == p4.shared_bytes &&
+                      staged.tokens == p4.tokens && staged.exact == p4.exact && staged.large_shared == p4.large_shared,
+                  tokens, inject);
+        }
+    }
+}
+
+void scratch() {
+    for (std::int64_t tokens = 0; tokens <= 32; ++tokens) {
+        const std::int64_t held = tokens < 8 ? tokens : 8;  // the kernels take eight at a time
+        const std::int64_t offset = scratch_counter_offset(kModelGeometry, tokens);
+        CHECK(offset == held * 4 * 2560 * 4, tokens, offset);
+        CHECK(scratch_bytes(kModelGeometry, tokens) == offset + 80 * 4, tokens);
+    }
+}
+
+}  // namespace
+
+int main() {
+    slices();
+    plans();
+    scratch();
+    return strata::test::result();
+}
