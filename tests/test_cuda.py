@@ -1,0 +1,189 @@
+"""What only a GPU has: streams, graphs, another device. That its bits are the CPU's is tested with everything else."""
+
+import json
+import textwrap
+
+import pytest
+import torch
+
+import strata_ops
+from strata_ops import debug
+from support import MODEL, SMALL, assert_same, case, cut, make_inputs, named, runners
+from test_process import python
+from test_refusals import refusal
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+op = torch.ops.strata
+gpu_runners = pytest.mark.parametrize("runner", [r for r in runners() if r.device == "cuda"], ids=str)
+
+
+def on_gpu(tokens, geometry=MODEL, device="cuda"):
+    inputs, exact = case(geometry)
+    return inputs.tokens(slice(tokens)).map(lambda t: t.clone().to(device)), cut(exact, slice(tokens))
+
+
+def forced(runner, inputs):
+    return debug.fused_gr_read(*inputs, q8_1=True, variant=runner.variant, q8_columns=runner.q8_columns)
+
+
+@pytest.mark.parametrize("form, tokens", [("functional", 8), ("in place", 1), ("out", 9)])
+def test_capture_as_the_first_call(form, tokens):
+    """In a fresh process, before anything of ours has run there; then replayed with other inputs."""
+    code = f"""
+    import torch
+    from support import MODEL, assert_same, make_inputs, named
+    from test_read import buffers
+    op = torch.ops.strata
+    everything = make_inputs(MODEL, {3 * tokens})
+    exact = named(op.fused_gr_read(*everything, q8_1=True))  # the CPU's
+    parts = [slice(i * {tokens}, (i + 1) * {tokens}) for i in range(3)]
+    static = everything.tokens(parts[0]).map(lambda t: t.clone().cuda())
+    out = buffers(exact._make(t[parts[0]] for t in exact), static, "cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        if "{form}" == "functional":
+            result = named(op.fused_gr_read(*static, q8_1=True))
+        elif "{form}" == "in place":
+            result = named(op.fused_gr_read_(*static, q8_1=True), static.residual)
+        else:
+            op.fused_gr_read.out(*static, q8_1=True, **out)
+            result = named(out.values())
+    for part in [*parts, *reversed(parts)]:
+        for place, value in zip(static, everything.tokens(part)):
+            place.copy_(value)
+        graph.replay()
+        assert_same(result, exact._make(t[part] for t in exact), str(part))
+    import strata_ops  # a call after it, with the self-test behind it, agrees
+    again = everything.tokens(parts[0]).map(lambda t: t.cuda())
+    assert_same(strata_ops.fused_gr_read(*again, q8_1=True), exact._make(t[parts[0]] for t in exact))
+    print("equal")
+    """
+    done = python("-c", "import strata_ops\n" + textwrap.dedent(code))
+    assert (done.returncode, done.stdout) == (0, "equal\n"), done.stdout + done.stderr
+
+
+@gpu_runners
+@pytest.mark.parametrize("tokens", [0, 1, 8, 17])
+def test_every_variant_in_a_graph(runner, tokens):
+    inputs, exact = on_gpu(tokens)
+    filler = torch.zeros((), device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = named(forced(runner, inputs))
+        filler += 1  # so that a graph of no tokens is not empty
+    for value in result:
+        value.view(torch.uint8).fill_(0xAA)
+    for _ in range(5):
+        graph.replay()
+    assert_same(result, exact)
+    assert filler.item() == 5
+
+
+def test_the_current_stream_is_used_and_not_waited_for():
+    inputs, exact = on_gpu(4)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        strata_ops.fused_gr_read(*inputs, q8_1=True)  # whatever happens once
+        side.synchronize()
+        torch.cuda._sleep(2_000_000_000)
+        result = strata_ops.fused_gr_read(*inputs, q8_1=True)
+        done = side.record_event()
+    assert not done.query(), "the read did not wait for its stream, or the host waited for the read"
+    assert torch.cuda.current_stream().query(), "work on another stream"
+    side.synchronize()
+    assert_same(result, exact)
+
+
+@gpu_runners
+def test_streams_at_once(runner):
+    """Reads in flight side by side share no scratch and no counter."""
+    inputs, exact = on_gpu(8)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(20):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results.append(forced(runner, inputs))
+    torch.cuda.synchronize()
+    for result in results:
+        assert_same(named(result), exact)
+
+
+@gpu_runners
+@pytest.mark.parametrize("tokens", [1, 4, 8])
+def test_a_thousand_times(runner, tokens):
+    inputs, exact = on_gpu(tokens)
+    expected = exact._make(t.cuda().view(torch.uint8) for t in exact)
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        for value, wanted in zip(forced(runner, inputs), expected, strict=True):
+            different += (value.view(torch.uint8) != wanted).sum()
+    assert different.item() == 0
+
+
+def test_inputs_freed_before_the_read_has_run():
+    """Strided activations are copied; the copies live as long as the kernels need them."""
+    inputs, exact = on_gpu(8)
+    strata_ops.fused_gr_read(*inputs)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    strided = torch.stack([inputs.residual, inputs.residual], -1)[..., 0]
+    result = strata_ops.fused_gr_read(strided, *inputs[1:], q8_1=True)
+    del strided
+    trash = [torch.full_like(inputs.residual, float("nan")) for _ in range(8)]
+    assert_same(result, exact)
+    del trash
+
+
+def test_the_device_of_the_tensors_is_used():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    for device in ("cuda:1", "cuda:0"):
+        for geometry in (MODEL, SMALL):
+            inputs, exact = on_gpu(8, geometry, device)
+            with torch.cuda.device(0):
+                result = strata_ops.fused_gr_read(*inputs, q8_1=True)
+                assert torch.cuda.current_device() == 0
+            assert all(t.device == torch.device(device) for t in result)
+            assert_same(result, exact)
+    here, _ = on_gpu(2, device="cuda:0")
+    there, _ = on_gpu(2, device="cuda:1")
+    for name in here._fields[1:]:
+        mixed = here._replace(**{name: getattr(there, name)})
+        assert f"'{name}'" in refusal(op.fused_gr_read, *mixed)
+
+
+def test_devices_do_not_mix():
+    inputs, _ = on_gpu(2)
+    for name in inputs._fields[1:]:
+        mixed = inputs._replace(**{name: getattr(inputs, name).cpu()})
+        assert f"'{name}'" in refusal(op.fused_gr_read, *mixed)
+    assert "'w_norm'" in refusal(op.fused_gr_read, inputs.residual.cpu(), *inputs[1:])
+
+
+def test_a_refusal_breaks_nothing():
+    """During capture too: the graph that goes on without the refused call is sound."""
+    inputs, exact = on_gpu(3)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        refusal(op.fused_gr_read, *inputs._replace(w_up=inputs.w_up.float()))
+        result = named(op.fused_gr_read(*inputs, q8_1=True))
+    graph.replay()
+    assert_same(result, exact)
+
+
+@pytest.mark.parametrize("text, variant", [("0", "plain"), ("1", "split"), ("7", "staged"), ("70", "staged")])
+def test_the_variable(text, variant):
+    """P4 is for gfx1200 and gfx1201 alone; what names nothing means staged, like nothing at all."""
+    done = python("-m", "strata_ops", "info", "--json", STRATA_HC_SPLIT=text)
+    device = {b["name"]: b for b in json.loads(done.stdout)["backends"]}["cuda"]["devices"][0]
+    assert device["chosen"] == variant and device["why"]
+
+
+def test_tuned_variants_are_for_the_models_geometry():
+    inputs = make_inputs(SMALL, 1).map(lambda t: t.cuda())
+    for variant in ("plain", "split", "staged", "p4"):
+        text = refusal(debug.fused_gr_read, *inputs, variant=variant)
+        assert variant in text
