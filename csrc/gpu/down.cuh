@@ -14,7 +14,7 @@ struct DownRow {
     const Chunk* weights;
     int index;
     bool inject;
-    bool active;  // groups without a row still copy activations and meet the barriers
+    bool active;  // a group without a row copies activations, meets the barriers, and may dot the first inject row
 };
 
 __device__ __forceinline__ DownRow down_row(const GroupArgs& args) {
@@ -35,6 +35,14 @@ __device__ __forceinline__ void load_row_tile(Chunk (&weights)[kTileRounds], con
     }
 }
 
+__device__ __forceinline__ void settle_row_tile(Chunk (&weights)[kTileRounds]) {
+#pragma unroll
+    for (int round = 0; round < kTileRounds; ++round) {
+#pragma unroll
+        for (std::uint32_t& word : weights[round].word) settle(word);
+    }
+}
+
 // Where float4 `f` of a token's tile lies in shared memory. Rows: as in global memory. Planes: the even float4s, then
 // the odd ones, so that neighbouring lanes, whose chunks begin two float4s apart, read neighbouring words.
 struct RowLayout {
@@ -43,6 +51,32 @@ struct RowLayout {
 struct PlaneLayout {
     static constexpr __device__ int place(int f) { return (f & 1) * (kTileFloat4s / 2) + (f >> 1); }
 };
+
+// The tiles of all tokens are dealt to the block's threads in slots: slot s of thread t is float4 t + s * kDownThreads,
+// token after token. The last token's end is the end of a group, so a slot is filled or empty for a whole group.
+template <int kTokens>
+inline constexpr int kSlots = (kTokens * kTileFloat4s + kDownThreads - 1) / kDownThreads;
+static_assert(kTileFloat4s % kLanes == 0 && kDownThreads % kLanes == 0);
+
+struct Slot {
+    int token;
+    int f;  // float4 of the token's tile
+};
+
+__device__ __forceinline__ Slot tile_slot(int s) {
+    const int i = static_cast<int>(threadIdx.x) + s * kDownThreads;
+    return {i / kTileFloat4s, i % kTileFloat4s};
+}
+
+__device__ __forceinline__ bool slot_filled(int s, int tokens) {
+    const int group = logical_group();
+    if (group >= kDownRows) __builtin_unreachable();  // the launch bounds, which decide most slots at compile time
+    return group * kLanes + s * kDownThreads < tokens * kTileFloat4s;
+}
+
+__device__ __forceinline__ const Float4* slot_source(const GroupArgs& args, Slot slot, int tile) {
+    return reinterpret_cast<const Float4*>(args.normalised) + (slot.token * kTiles + tile) * kTileFloat4s + slot.f;
+}
 
 // Adds the tile's dots to the lane's sums, in ascending order of its chunks. `kTokens` sums are kept; where the
 // instance is not exact, the first `tokens` of them. `before_round(r)` runs before round r: P4 asks for its second

@@ -17,13 +17,13 @@ __global__ void __launch_bounds__(kDownThreads, 1) gr_down_plain_kernel(GroupArg
             const int token = i / kTileFloat4s;
             tile[i] = normalised[(token * kTiles + h) * kTileFloat4s + i % kTileFloat4s];
         }
-        barrier();
+        local_barrier();
         if (row.active) {
             Chunk weights[kTileRounds];
             load_row_tile(weights, row, h);
             add_tile<kMaxTokens, false, RowLayout>(sums, weights, tile, args.tokens, [](int) {});
         }
-        barrier();
+        local_barrier();
     }
     store_row(args, sums, row);
 }

@@ -7,13 +7,13 @@
 namespace strata::gpu {
 
 // Starts the copy of tile `h` of every token into `buffer`, in planes.
+template <int MAX_T>
 __device__ __forceinline__ void stage_htile(Float4* buffer, const GroupArgs& args, int tokens, int h) {
-    const auto* normalised = reinterpret_cast<const Float4*>(args.normalised);
-    for (int i = static_cast<int>(threadIdx.x); i < tokens * kTileFloat4s; i += kDownThreads) {
-        const int token = i / kTileFloat4s;
-        const int f = i % kTileFloat4s;
-        copy_async(buffer + token * kTileFloat4s + PlaneLayout::place(f),
-                   normalised + (token * kTiles + h) * kTileFloat4s + f);
+#pragma unroll
+    for (int s = 0; s < kSlots<MAX_T>; ++s) {
+        if (!slot_filled(s, tokens)) continue;
+        const Slot slot = tile_slot(s);
+        copy_async(buffer + slot.token * kTileFloat4s + PlaneLayout::place(slot.f), slot_source(args, slot, h));
     }
 }
 
@@ -28,26 +28,27 @@ __global__ void __launch_bounds__(kDownThreads, 1) gr_down_staged_kernel(GroupAr
     Chunk weights[kTileRounds];
     Chunk next_weights[kTileRounds];
 
-    if (row.active) load_row_tile(weights, row, 0);
-    stage_htile(buffers, args, tokens, 0);
+    load_row_tile(weights, row, 0);
+    stage_htile<MAX_T>(buffers, args, tokens, 0);
     copy_async_commit();
-    stage_htile(buffers + buffer_size, args, tokens, 1);
+    stage_htile<MAX_T>(buffers + buffer_size, args, tokens, 1);
     copy_async_commit();
+    settle_row_tile(weights);
 
 #pragma unroll 1
     for (int h = 0; h < kTiles; ++h) {
         Float4* const tile = buffers + (h & 1) * buffer_size;
-        if (row.active && h + 1 < kTiles) load_row_tile(next_weights, row, h + 1);
+        if (h + 1 < kTiles) load_row_tile(next_weights, row, h + 1);
         copy_async_wait<1>();  // all but the copy of tile h + 1
-        barrier();
-        if (row.active) add_tile<MAX_T, EXACT_T, PlaneLayout>(sums, weights, tile, tokens, [](int) {});
-        barrier();
-        if (h + 2 < kTiles) stage_htile(tile, args, tokens, h + 2);
-        copy_async_commit();  // an empty group past the last tile keeps the count
-        if (h + 1 < kTiles) {
+        local_barrier();
+        add_tile<MAX_T, EXACT_T, PlaneLayout>(sums, weights, tile, tokens, [](int) {});
 #pragma unroll
-            for (int round = 0; round < kTileRounds; ++round) weights[round] = next_weights[round];
-        }
+        for (float& sum : sums) settle(sum);  // the dots hide the next weights' way here
+        local_barrier();
+        if (h + 2 < kTiles) stage_htile<MAX_T>(tile, args, tokens, h + 2);
+        copy_async_commit();  // an empty group past the last tile keeps the count
+#pragma unroll
+        for (int round = 0; round < kTileRounds; ++round) weights[round] = next_weights[round];
     }
     store_row(args, sums, row);
 }

@@ -7,7 +7,7 @@
 namespace strata::gpu {
 
 __device__ __forceinline__ int logical_lane() { return static_cast<int>(threadIdx.x) % kLanes; }
-__device__ __forceinline__ int logical_group() { return static_cast<int>(threadIdx.x) / kLanes; }
+__device__ __forceinline__ int logical_group() { return same_in_group(static_cast<int>(threadIdx.x) / kLanes); }
 
 // The sum of `value` over `kWidth` neighbouring lanes by the xor tree kWidth / 2, ..., 2, 1: the same bits in each of
 // them. All lanes of the group of kLanes must call.

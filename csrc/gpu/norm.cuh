@@ -44,18 +44,28 @@ __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
     clear_counters(args, kQ8Columns);
 
     const auto* residual = reinterpret_cast<const Float4*>(args.residual) + std::int64_t{token} * (kDepth / 4);
+    const auto* w_norm = reinterpret_cast<const Float4*>(args.w_norm);
     Float4 values[kStreamsPerBlock][kRounds];
+    Float4 gains[kStreamsPerBlock][kRounds];  // asked for with the values, so that they are here when the sums are
 #pragma unroll
     for (int s = 0; s < kStreamsPerBlock; ++s) {
 #pragma unroll
         for (int round = 0; round < kRounds; ++round) {
             const int f = thread + round * kNormThreads;
-            if (f < kFloat4s) values[s][round] = residual[(first_stream + s) * kFloat4s + f];
+            if (f >= kFloat4s) continue;
+            values[s][round] = load_float4(residual + (first_stream + s) * kFloat4s + f);
+            gains[s][round] = load_float4(w_norm + (first_stream + s) * kFloat4s + f);
         }
     }
     if (args.block_out != nullptr) {
         const auto* block_out = reinterpret_cast<const Float4*>(args.block_out) + std::int64_t{token} * kFloat4s;
         auto* residual_out = reinterpret_cast<Float4*>(args.residual_out) + std::int64_t{token} * (kDepth / 4);
+        Float4 written[kRounds];  // before the first store, which loads are not moved over
+#pragma unroll
+        for (int round = 0; round < kRounds; ++round) {
+            const int f = thread + round * kNormThreads;
+            if (f < kFloat4s) written[round] = load_float4(block_out + f);
+        }
 #pragma unroll
         for (int s = 0; s < kStreamsPerBlock; ++s) {
             const float gain = fold_gain(args.inject_prev[token * kStreams + first_stream + s], kStreams);
@@ -63,7 +73,7 @@ __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
             for (int round = 0; round < kRounds; ++round) {
                 const int f = thread + round * kNormThreads;
                 if (f >= kFloat4s) continue;
-                values[s][round] = fold(block_out[f], gain, values[s][round]);
+                values[s][round] = fold(written[round], gain, values[s][round]);
                 residual_out[(first_stream + s) * kFloat4s + f] = canonical(values[s][round]);
             }
         }
@@ -79,9 +89,8 @@ __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
         sum = tree_sum(sum);
         if (logical_lane() == 0) shared.partial[s][logical_group()] = sum;
     }
-    barrier();
+    local_barrier();
 
-    const auto* w_norm = reinterpret_cast<const Float4*>(args.w_norm);
     auto* normalised = reinterpret_cast<Float4*>(args.normalised) + std::int64_t{token} * (kDepth / 4);
 #pragma unroll
     for (int s = 0; s < kStreamsPerBlock; ++s) {
@@ -92,7 +101,7 @@ __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
         for (int round = 0; round < kRounds; ++round) {
             const int f = thread + round * kNormThreads;
             if (f >= kFloat4s) continue;
-            normalised[stream * kFloat4s + f] = normalise(values[s][round], w_norm[stream * kFloat4s + f], rs);
+            normalised[stream * kFloat4s + f] = normalise(values[s][round], gains[s][round], rs);
         }
     }
 }

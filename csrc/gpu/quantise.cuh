@@ -16,7 +16,8 @@ __device__ __forceinline__ void store_q8_block(const GroupArgs& args, int token,
         halves[0] = q8_scale_half(amax_bits);
         halves[1] = q8_sum_half(sum, amax_bits);
     }
-    block[2 * sizeof(std::uint16_t) + logical_lane()] = static_cast<std::uint8_t>(q8_value(value, amax_bits));
+    constexpr int kHalfBytes = 2 * static_cast<int>(sizeof(std::uint16_t));
+    block[kHalfBytes + logical_lane()] = static_cast<std::uint8_t>(q8_value(value, amax_bits));
 }
 
 }  // namespace strata::gpu

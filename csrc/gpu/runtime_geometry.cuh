@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kRuntimeThreads) gr_norm_runtime_kernel(GroupA
     for (std::int64_t f = threadIdx.x; f < width / 4; f += kNormThreads) sum = sum + square(folded(f));
     sum = tree_sum(sum);
     if (logical_lane() == 0) shared.partial[0][logical_group()] = sum;
-    barrier();
+    local_barrier();
 
     const float rs = reciprocal_rms(ordered_sum(shared.partial[0]), width, args.eps);
     if (threadIdx.x == 0) args.rs[token * streams + stream] = canonical(rs);
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kRuntimeThreads) gr_up_runtime_kernel(GroupArg
         }
         if (logical_lane() < args.tokens) shared.gate[stream][logical_lane()][column] = sigmoid(mine);
     }
-    barrier();
+    local_barrier();
 
     const int token = logical_group();
     const int column = logical_lane();

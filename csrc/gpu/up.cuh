@@ -54,6 +54,17 @@ __global__ void __launch_bounds__(kUpThreads) gr_up_kernel(GroupArgs args) {
     const int first_column = static_cast<int>(blockIdx.x) * COLUMNS;
     const int j = thread % kRowThreads;
 
+    // Loads arrive in the order in which they are asked for: what the barrier is for comes first, then what the dots
+    // need, then what the mix needs.
+    constexpr int kLoRounds = (kMaxTokens * kLoFloat4s + kUpThreads - 1) / kUpThreads;
+    const auto* lo = reinterpret_cast<const Float4*>(args.lo);
+    Float4 my_lo[kLoRounds];
+#pragma unroll
+    for (int round = 0; round < kLoRounds; ++round) {
+        const int i = thread + round * kUpThreads;
+        if (i < args.tokens * kLoFloat4s) my_lo[round] = load_float4(lo + i);
+    }
+
     Chunk weights[kRows / kRowsAtOnce][kRowRounds];
 #pragma unroll
     for (int pass = 0; pass < kRows / kRowsAtOnce; ++pass) {
@@ -76,12 +87,15 @@ __global__ void __launch_bounds__(kUpThreads) gr_up_kernel(GroupArgs args) {
         }
     }
 
-    const auto* lo = reinterpret_cast<const Float4*>(args.lo);
-    for (int i = thread; i < args.tokens * kLoFloat4s; i += kUpThreads) {
+#pragma unroll
+    for (int round = 0; round < kLoRounds; ++round) {
+        const int i = thread + round * kUpThreads;
         const int f = i % kLoFloat4s;
-        shared.lo[i - f + (f & 1) * (kLoFloat4s / 2) + (f >> 1)] = lo[i];
+        if (i < args.tokens * kLoFloat4s) {
+            store_float4(shared.lo + i - f + (f & 1) * (kLoFloat4s / 2) + (f >> 1), my_lo[round]);
+        }
     }
-    barrier();
+    local_barrier();
 
 #pragma unroll
     for (int pass = 0; pass < kRows / kRowsAtOnce; ++pass) {
@@ -95,7 +109,7 @@ __global__ void __launch_bounds__(kUpThreads) gr_up_kernel(GroupArgs args) {
         const int row = pass * kRowsAtOnce + thread / kRowThreads;
         if (j < args.tokens) shared.gate[j][row / COLUMNS][row % COLUMNS] = sigmoid(mine);
     }
-    barrier();
+    local_barrier();
 
     if (mix_token < args.tokens) {
         const auto& gate = shared.gate[mix_token];

@@ -23,6 +23,16 @@ inline constexpr const char* kBackendName = "cuda";
 // Waits until all threads of the block are here and their memory accesses are seen by each other.
 __device__ __forceinline__ void barrier() { __syncthreads(); }
 
+// The same for shared memory alone. Here no barrier waits for loads in flight, so it is the same one.
+__device__ __forceinline__ void local_barrier() { __syncthreads(); }
+
+// `value`, which is the same in all lanes of a group of kLanes: told to compilers that gain by it, which this is not.
+__device__ __forceinline__ int same_in_group(int value) { return value; }
+
+// Computes `value` before what follows in the source, where compilers must be told.
+template <class T>
+__device__ __forceinline__ void settle(T&) {}
+
 // Orders this thread's accesses to global memory before its later ones, as seen by every block.
 __device__ __forceinline__ void fence() { __threadfence(); }
 

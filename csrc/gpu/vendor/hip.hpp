@@ -22,19 +22,69 @@ inline constexpr const char* kBackendName = "hip";
 // ---------------------------------------------------------------------------------------------------------------
 // Device side
 
+// Whether this pass compiles for 32-lane waves. The macro for it is gone from ROCm 7; the host pass has no answer.
+#define STRATA_WAVE32 __has_builtin(__builtin_amdgcn_ballot_w32)
+
 // Waits until all threads of the block are here and their memory accesses are seen by each other.
 __device__ __forceinline__ void barrier() { __syncthreads(); }
+
+// The same for shared memory alone: accesses to global memory stay in flight.
+//
+// Compilers lower every barrier() to a wait for all loads; a fence for shared memory alone does not change that in
+// LLVM 19 or 24, so the instructions are spelled here. Older cards would want the wait itself before their s_barrier.
+__device__ __forceinline__ void local_barrier() {
+#if defined(__GFX12__)
+    asm volatile("s_wait_dscnt 0x0\n\ts_barrier_signal -1\n\ts_barrier_wait -1" ::: "memory");
+#elif defined(__GFX11__) || defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
+    asm volatile("s_waitcnt lgkmcnt(0)\n\ts_barrier" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+
+// `value`, which is the same in all lanes of a group of kLanes. Where a wave is one group, the compiler learns that it
+// is the same in the wave: what follows from it is computed once a wave, and branches on it cost no masks.
+__device__ __forceinline__ int same_in_group(int value) {
+#if STRATA_WAVE32
+    return __builtin_amdgcn_readfirstlane(value);
+#else
+    return value;
+#endif
+}
+
+// `value` is in its register before what follows in the source: arithmetic is done, a load has arrived. Compilers move
+// arithmetic over a barrier, away from the loads that it is there to hide, and let a loop wait in each iteration for
+// what was loaded before the first.
+template <class T>
+__device__ __forceinline__ void settle(T& value) {
+#if defined(__HIP_DEVICE_COMPILE__)
+    asm volatile("" : "+v"(value));
+#else
+    (void)value;
+#endif
+}
 
 // Orders this thread's accesses to global memory before its later ones, as seen by every block.
 __device__ __forceinline__ void fence() { __threadfence(); }
 
-// `value` of the lane whose number differs by `mask`, within a group of kLanes. All lanes of the group must call; on a
-// 64-lane wave the other group may be elsewhere, so the mask names this group's lanes and no others.
+// The lanes that a shuffle names, for the headers that ask. On 64-lane waves the other group may be elsewhere: a debug
+// build names this thread's group alone, and the header traps where some of it is missing. It compares the lanes' masks
+// in a release build too, in a loop for each shuffle where they may differ, so there all that are here are named.
+__device__ __forceinline__ unsigned long long shuffle_lanes() {
+#if STRATA_WAVE32
+    return 0xffffffffull;
+#elif defined(NDEBUG)
+    return __ballot(1);
+#else
+    return 0xffffffffull << (__lane_id() / kLanes * kLanes);
+#endif
+}
+
+// `value` of the lane whose number differs by `mask`, within a group of kLanes. All lanes of the group must call.
 template <class T>
 __device__ __forceinline__ T shuffle_xor_group(T value, int mask) {
 #if HIP_VERSION >= 60200000
-    const unsigned long long group = 0xffffffffull << (__lane_id() / kLanes * kLanes);
-    return __shfl_xor_sync(group, value, mask, kLanes);
+    return __shfl_xor_sync(shuffle_lanes(), value, mask, kLanes);
 #else
     return __shfl_xor(value, mask, kLanes);
 #endif
@@ -45,7 +95,10 @@ __device__ __forceinline__ std::uint32_t shuffle_xor(std::uint32_t value, int ma
 }
 
 // Counts up and wraps to 0 after `last`; returns the count before.
-__device__ __forceinline__ unsigned atomic_count(unsigned* counter, unsigned last) { return atomicInc(counter, last); }
+// (As HIP 7 spells atomicInc: HIP 5.2 calls an instruction by a name that later compilers have dropped.)
+__device__ __forceinline__ unsigned atomic_count(unsigned* counter, unsigned last) {
+    return __builtin_amdgcn_atomic_inc32(counter, last, __ATOMIC_RELAXED, "agent");
+}
 
 // A value that another block of this launch wrote: past the caches that are private to a compute unit.
 __device__ __forceinline__ float load_from_other_block(const float* address) {
@@ -66,7 +119,9 @@ __device__ __forceinline__ void store_float4(Float4* address, Float4 value) {
 }
 
 // No copies in the background here: the copy is done when the thread has done it, and commit and wait say nothing.
-__device__ __forceinline__ void copy_async(Float4* shared, const Float4* global) { *shared = *global; }
+__device__ __forceinline__ void copy_async(Float4* shared, const Float4* global) {
+    store_float4(shared, load_float4(global));
+}
 __device__ __forceinline__ void copy_async_commit() {}
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {}
