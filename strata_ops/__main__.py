@@ -1,4 +1,4 @@
-"""`python -m strata_ops info | parity | demo`. Errors are one line with a remedy, and exit status 2."""
+"""`python -m strata_ops info | parity | demo | evidence`. Errors are one line with a remedy, and exit status 2."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
     info = commands.add_parser("info", help="versions, backends, devices, the variant that runs and why")
+    info.add_argument("--card", help="a simulated card instead of what is here, gfx1201 for example")
     info.add_argument("--json", action="store_true", help="print one JSON object")
 
     parity = commands.add_parser(
@@ -29,12 +30,23 @@ def _parser() -> argparse.ArgumentParser:
         "Exit status 0: all equal, 1: not equal, 2: could not be run.",
     )
     parity.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (also on ROCm); default cpu")
+    parity.add_argument("--card", help="a simulated card, by name or as name,lanes,shared bytes,compute units")
+    parity.add_argument("--seed", type=int, default=0, help="of the order in which a simulated card runs; default 0")
+    parity.add_argument("--strict", action="store_true", help="the simulated card looks at every access to memory")
     parity.add_argument("--json", action="store_true", help="print one JSON object")
 
     demo = commands.add_parser(
         "demo", help="a real read on made-up weights: what comes out and how long it takes beside eager PyTorch"
     )
     demo.add_argument("--device", help="cpu, cuda or cuda:N; default: the CPU, and the GPU where torch has one")
+
+    evidence = commands.add_parser(
+        "evidence", help="one file to attach to an issue: gate, parity, times of staged and P4, clocks, profile"
+    )
+    evidence.add_argument("--device", default="cuda", help="cuda or cuda:N (also on ROCm); default cuda")
+    evidence.add_argument("--card", help="a simulated card, which has no times")
+    evidence.add_argument("--trials", type=int, default=5, help="child processes of each kind; default 5")
+    evidence.add_argument("--out", default="strata_evidence.txt", help="default strata_evidence.txt")
     return parser
 
 
@@ -48,7 +60,7 @@ def _progress() -> Callable[[str], None]:
 def _info(args: argparse.Namespace) -> int:
     from .info import info, render
 
-    report = info()
+    report = info(args.card)
     print(json.dumps(report, indent=2) if args.json else render(report))
     return 0
 
@@ -58,7 +70,7 @@ def _parity(args: argparse.Namespace) -> int:
 
     progress = _progress()
     try:
-        result = parity(_device(args.device), progress)
+        result = parity(_device(args.device), progress, card=args.card, seed=args.seed, strict=args.strict)
     finally:
         progress("")
     print(json.dumps(result) if args.json else render(result))
@@ -81,6 +93,23 @@ def _demo(args: argparse.Namespace) -> int:
     return 0
 
 
+def _evidence(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from .evidence import evidence, ok, render, write
+
+    device = "cpu" if args.card else _device(args.device)
+    progress = _progress()
+    try:
+        report = evidence(device, card=args.card, trials=args.trials, progress=progress)
+    finally:
+        progress("")
+    write(report, Path(args.out))
+    print(render(report))
+    print(f"\nwritten to {args.out}: please attach it to an issue")
+    return 0 if ok(report) else 1
+
+
 def _device(text: str) -> str:
     """Checks a device's name, and that it is there."""
     import torch
@@ -97,7 +126,7 @@ def _device(text: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
-    command = {"info": _info, "parity": _parity, "demo": _demo}[args.command]
+    command = {"info": _info, "parity": _parity, "demo": _demo, "evidence": _evidence}[args.command]
     try:
         status = command(args)
         sys.stdout.flush()

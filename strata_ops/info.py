@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from . import _core
+from . import _core, cards
 from ._libraries import LIBRARIES, Library
 
 
-def info() -> dict[str, Any]:
-    """Everything that `python -m strata_ops info --json` prints. Uses the devices that it describes."""
+def info(card: str | None = None) -> dict[str, Any]:
+    """Everything that `python -m strata_ops info --json` prints. Uses the devices that it describes. With a simulated
+    `card`, that is the only backend."""
     from . import __version__
 
     return {
@@ -30,7 +31,20 @@ def info() -> dict[str, Any]:
             "text": os.environ.get(_core.SELECTOR_VARIABLE),
             "values": _core.SELECTOR_VALUES,
         },
-        "backends": [_backend(library) for library in LIBRARIES.values()],
+        "backends": [_backend(library) for library in LIBRARIES.values()] if card is None else [_card(card)],
+    }
+
+
+def _card(name: str) -> dict[str, Any]:
+    card = cards.open_card(name)
+    return {
+        "name": "sim",
+        "loaded": True,
+        "reason": None,
+        "built_for": card.built_for,
+        "variants": card.variants,
+        "devices": [card.describe()],
+        "no_devices": None,
     }
 
 

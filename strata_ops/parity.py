@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import debug
+from . import cards, debug
 from ._inputs import MODEL, Geometry, Inputs, make_inputs
 from ._libraries import backend_of
 from .ops import FusedGrRead
@@ -61,15 +61,24 @@ def cases(suite: Suite, on_gpu: bool) -> Iterator[Case]:
                         yield Case(suite, tokens, fold, inject, q8_1, columns)
 
 
-def parity(device: str = "cpu", progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def parity(
+    device: str = "cpu",
+    progress: Callable[[str], None] = lambda text: None,
+    *,
+    card: str | None = None,
+    seed: int = 0,
+    strict: bool = False,
+) -> dict[str, Any]:
     """Runs the comparison: {"device", "ok", "variants": {name: {"cases", "equal", "first_difference"}}}.
 
     `cases` and `equal` count. `first_difference` is None, or says which case, output, index and bits (hexadecimal), or
-    which error. `progress` is told what is being done.
+    which error. `progress` is told what is being done. A simulated `card` reads in the order of `seed`; at the
+    model's geometry a `strict` one only T = 1, 4 and 8, and any card by runtime_geometry only T = 1 (a second each).
     """
     place = torch.device(device)
-    backend = backend_of(place)
-    on_gpu = place.type != "cpu"
+    backend = backend_of(place) if card is None else cards.open_card(card, seed, strict)
+    on_card = {} if card is None else {"card": card, "seed": seed, "strict": strict}
+    on_gpu = place.type != "cpu" or card is not None
     # The portable path against itself only says that it repeats itself: compared where there is nothing else.
     variants = [name for name in backend.variants if name != REFERENCE] or [REFERENCE]
     results: dict[str, dict[str, Any]] = {name: {"cases": 0, "equal": 0, "first_difference": None} for name in variants}
@@ -88,21 +97,30 @@ def parity(device: str = "cpu", progress: Callable[[str], None] = lambda text: N
                 continue  # tuned for the model's geometry alone
             progress(f"{suite.name}: {name}")
             for case in cases(suite, on_gpu):
-                difference = _compare(name, case, there, expected[case.fold])
+                if card is not None and suite.geometry == MODEL and _too_slow(name, case, strict):
+                    continue
+                difference = _compare(name, case, there, expected[case.fold], on_card)
                 results[name]["cases"] += 1
                 results[name]["equal"] += difference is None
                 results[name]["first_difference"] = results[name]["first_difference"] or difference
     ok = all(result["equal"] == result["cases"] > 0 for result in results.values())
-    return {"device": str(place), "ok": ok, "variants": results}
+    return {"device": str(place), **on_card, "ok": ok, "variants": results}
 
 
-def _compare(variant: str, case: Case, inputs: Inputs, expected: FusedGrRead) -> dict[str, Any] | None:
+def _too_slow(variant: str, case: Case, strict: bool) -> bool:
+    return case.tokens not in ((1,) if variant == RUNTIME_GEOMETRY else (1, 4, 8) if strict else range(1, 10))
+
+
+def _compare(
+    variant: str, case: Case, inputs: Inputs, expected: FusedGrRead, on_card: dict[str, Any]
+) -> dict[str, Any] | None:
     try:
         given = debug.fused_gr_read(
             *inputs.only(case.tokens, fold=case.fold, inject=case.inject),
             q8_1=case.q8_1,
             variant=variant,
             q8_columns=case.q8_columns,
+            **on_card,
         )
     except RuntimeError as error:
         return {"case": str(case), "error": str(error)}
@@ -134,7 +152,10 @@ def first_difference(given: torch.Tensor, expected: torch.Tensor) -> dict[str, A
 
 def render(result: dict[str, Any]) -> str:
     """The result as text for people."""
-    lines = [f"{result['device']} against the CPU's {REFERENCE} path, byte for byte:"]
+    where = result["device"]
+    if "card" in result:
+        where = f"simulated {result['card']}{', strict' if result['strict'] else ''}, seed {result['seed']},"
+    lines = [f"{where} against the CPU's {REFERENCE} path, byte for byte:"]
     for name, row in result["variants"].items():
         lines.append(f"  {name:<18}{row['equal']} of {row['cases']} cases equal")
         if row["first_difference"]:

@@ -1,0 +1,347 @@
+// The strict card's detectors: every load and store of a kernel is looked at before it happens.
+//
+// The kernels' files are compiled with -fsanitize=thread,alignment and linked with the functions at the end of this
+// file in place of the sanitizers' runtimes. They are hidden symbols, since a program that is itself run under a
+// sanitizer must not meet them.
+//
+// Order. `now.clock` counts fences, barriers and atomic operations; an access carries the count at its time. An access
+// of another thread came before one of this thread where
+//   - both are in one block, and a barrier of it completed in between (for global memory one that orders it), or both
+//     are in one wave and a wave barrier did; or
+//   - they are in different blocks, and the first was released and this one acquired: after the first access its thread
+//     passed a fence, and itself or, after a barrier of their block, another thread did an atomic operation, after
+//     which a thread of this block did one on the same word; then this thread, or after a barrier another one, passed a
+//     fence. (On either side the thread of the atomic operation may be the one that passes the fence.)
+// Two accesses of which one is a write, neither before the other, are an error. Since what counts is the order that the
+// kernel asks for and not the one that happened, most of them are seen under any seed.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "sim/traffic.hpp"
+#include "sim/watch.hpp"
+
+#if !defined(STRATA_SIM_STRICT)
+#error "for the strict library only"
+#endif
+
+namespace strata::sim::watch {
+namespace {
+
+constexpr int kIllegalAddress = 700;
+constexpr int kLaunchFailure = 719;
+
+struct Fence {
+    unsigned thread;  // in the block
+    std::uint64_t time;
+};
+
+struct BlockHistory {
+    std::vector<std::uint64_t> barriers;  // those that order global memory
+    std::vector<Fence> fences;
+};
+
+struct Atomic {
+    const void* address;
+    std::uint32_t thread;  // in the launch
+    std::uint64_t time;
+};
+
+struct LaunchHistory {
+    std::uint64_t began = 0;
+    std::uint64_t accesses = 0;
+    std::vector<BlockHistory> blocks;
+    std::vector<Atomic> atomics;
+};
+
+LaunchHistory history;
+
+std::uint64_t tick() { return ++now.clock; }
+
+// The running thread's number in the launch.
+std::uint32_t me() { return current->block->number * now.launch->block + current->index; }
+unsigned block_of(std::uint32_t thread) { return thread / now.launch->block; }
+unsigned index_of(std::uint32_t thread) { return thread % now.launch->block; }
+
+std::string name_of(std::uint32_t thread) {
+    const std::string text = "thread " + std::to_string(index_of(thread));
+    if (block_of(thread) == current->block->number) return text;
+    return text + " of block " + block_name(block_at(block_of(thread)));
+}
+
+bool fenced_between(unsigned block, unsigned thread, std::uint64_t after, std::uint64_t before) {
+    const auto& fences = history.blocks[block].fences;
+    return std::any_of(fences.begin(), fences.end(),
+                       [&](const Fence& f) { return f.thread == thread && f.time > after && f.time < before; });
+}
+
+// A write or read of `thread` at `time` is seen by whoever sees the atomic operation that `by` did at `done`.
+bool released(std::uint32_t thread, std::uint64_t time, std::uint32_t by, std::uint64_t done) {
+    const unsigned block = block_of(thread);
+    if (block != block_of(by)) return false;
+    if (thread == by) return fenced_between(block, index_of(thread), time, done);
+    const auto& barriers = history.blocks[block].barriers;
+    return std::any_of(barriers.begin(), barriers.end(), [&](std::uint64_t barrier) {
+        return barrier > time && barrier < done &&
+               (fenced_between(block, index_of(thread), time, barrier + 1) ||
+                fenced_between(block, index_of(by), barrier - 1, done));
+    });
+}
+
+// What the atomic operation that `by` did at `done` saw, the running thread sees.
+bool acquired(std::uint32_t by, std::uint64_t done) {
+    const unsigned block = current->block->number;
+    constexpr std::uint64_t kNow = ~std::uint64_t{0};
+    if (block != block_of(by)) return false;
+    if (me() == by) return fenced_between(block, current->index, done, kNow);
+    const auto& barriers = history.blocks[block].barriers;
+    return std::any_of(barriers.begin(), barriers.end(), [&](std::uint64_t barrier) {
+        return barrier > done && (fenced_between(block, current->index, barrier, kNow) ||
+                                  fenced_between(block, index_of(by), done, barrier));
+    });
+}
+
+// Whether the running thread's next access to global memory comes after the one of `thread` at `time`.
+bool ordered(std::uint32_t thread, std::uint64_t time) {
+    if (time < history.began || thread == me()) return true;
+    const Block& block = *current->block;
+    if (block_of(thread) == block.number) {
+        const unsigned wave = wave_number(index_of(thread));
+        return time < block.global_ordered || (wave == wave_number(current->index) && time < block.waves[wave].ordered);
+    }
+    for (const Atomic& first : history.atomics) {
+        if (!released(thread, time, first.thread, first.time)) continue;
+        for (const Atomic& second : history.atomics) {
+            if (second.address == first.address && second.time > first.time && acquired(second.thread, second.time)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+[[noreturn]] void report_global(const void* caller, const Buffer& buffer, const void* address, const char* did,
+                                std::uint32_t other, const char* other_did) {
+    const auto offset = static_cast<const char*>(address) - buffer.begin;
+    stop_here(kLaunchFailure, caller,
+              std::string(did) + " byte " + std::to_string(offset) + " of " + buffer.name + ", which " +
+                  name_of(other) + " " + other_did + " with no order between them" +
+                  (block_of(other) == current->block->number ? " (no barrier)" : " (fence, atomic operation, fence)"));
+}
+
+enum class Kind { Read, Write, Atomic };
+
+void global_access(const char* address, std::size_t bytes, Kind kind, const void* caller) {
+    Buffer* buffer = now.memory->find(address);
+    const char* did = kind == Kind::Read ? "reads" : "writes";
+    if (buffer == nullptr) {
+        stop_here(kIllegalAddress, caller,
+                  std::string(did) + " outside of the buffers of the launch, " + now.memory->describe(address));
+    }
+    if (!buffer->holds(address + bytes - 1)) {
+        stop_here(kIllegalAddress, caller, std::string(did) + " past the end of " + buffer->name);
+    }
+    if (!buffer->writable) {
+        if (kind != Kind::Read)
+            stop_here(kIllegalAddress, caller, "writes to " + buffer->name + ", which is read-only");
+        return;
+    }
+    const auto offset = static_cast<std::size_t>(address - buffer->begin);
+    for (std::size_t i = offset / 4; i <= (offset + bytes - 1) / 4; ++i) {
+        GlobalWord& word = buffer->words[i];
+        const bool atomics = kind == Kind::Atomic && word.atomic;
+        if (kind != Kind::Write && !buffer->defined && !word.defined) {
+            stop_here(kLaunchFailure, caller,
+                      "reads byte " + std::to_string(i * 4) + " of " + buffer->name + ", which nobody has written");
+        }
+        // A word of bytes that different threads write is no race.
+        const bool partly = bytes < 4;
+        if (word.written != 0 && !atomics && !(partly && kind == Kind::Write) && !ordered(word.writer, word.written)) {
+            report_global(caller, *buffer, address, did, word.writer, "wrote");
+        }
+        if (kind != Kind::Read && word.read != 0 && !ordered(word.reader, word.read)) {
+            report_global(caller, *buffer, address, did, word.reader, "read");
+        }
+        if (kind == Kind::Read) {
+            word.read = now.clock;
+            word.reader = me();
+        } else {
+            word.written = now.clock;
+            word.writer = me();
+            word.defined = true;
+            word.atomic = kind == Kind::Atomic;
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Shared memory
+
+// "byte 12 of its dynamic shared memory"
+std::string shared_place(std::size_t offset) {
+    const std::size_t statics = kSharedArena - kArenaGuard - current->block->static_bytes;
+    if (offset < std::max(statics / 2, now.launch->shared_bytes)) {
+        return "byte " + std::to_string(offset) + " of its dynamic shared memory (" +
+               std::to_string(now.launch->shared_bytes) + " bytes)";
+    }
+    // Where no piece is, the nearest before it.
+    std::size_t first = statics;
+    for (const StaticPiece& piece : current->block->pieces) {
+        if (piece.offset <= offset) first = std::max(first, piece.offset);
+    }
+    for (const StaticPiece& piece : current->block->pieces) {
+        if (piece.offset != first) continue;
+        return "byte " + std::to_string(offset - first) + " of a static piece of shared memory (" +
+               std::to_string(piece.bytes) + " bytes)";
+    }
+    return "shared memory";
+}
+
+// The bytes must lie in one piece of the block's shared memory.
+void check_shared_bounds(std::size_t offset, std::size_t bytes, const char* did, const void* caller) {
+    if (offset + bytes <= now.launch->shared_bytes) return;
+    for (const StaticPiece& piece : current->block->pieces) {
+        if (offset >= piece.offset && offset + bytes <= piece.offset + piece.bytes) return;
+    }
+    stop_here(kIllegalAddress, caller, std::string(did) + " past the end: " + shared_place(offset));
+}
+
+bool shared_ordered(std::uint64_t time, unsigned wave) {
+    const Block& block = *current->block;
+    return time < block.shared_ordered || (wave == wave_number(current->index) && time < block.waves[wave].ordered);
+}
+
+void shared_access(std::size_t offset, std::size_t bytes, bool write, const void* caller) {
+    Block& block = *current->block;
+    const char* did = write ? "writes" : "reads";
+    check_shared_bounds(offset, bytes, did, caller);
+    const auto self = static_cast<std::uint16_t>(current->index);
+    const auto wave = static_cast<std::uint16_t>(wave_number(current->index));
+    for (std::size_t i = offset / 4; i <= (offset + bytes - 1) / 4; ++i) {
+        SharedWord& word = block.words[i];
+        const auto race = [&](const char* other_did, unsigned other) {
+            stop_here(kLaunchFailure, caller,
+                      std::string(did) + " " + shared_place(i * 4) + ", which " +
+                          (other == kMany ? std::string("other threads") : "thread " + std::to_string(other)) + " " +
+                          other_did + ", with no barrier between");
+        };
+        if (word.written < block.began) {
+            word.bytes = 0;
+            word.landing = false;
+        }
+        if (word.landing) {
+            stop_here(kLaunchFailure, caller,
+                      std::string(did) + " " + shared_place(i * 4) + ", which a copy in the background of thread " +
+                          std::to_string(word.writer) + " may still write");
+        }
+        const std::size_t from = std::max(offset, i * 4) - i * 4;
+        const std::size_t to = std::min(offset + bytes, i * 4 + 4) - i * 4;
+        const auto touched = static_cast<std::uint8_t>((0xfu >> (4 - (to - from))) << from);
+        if (!write && (word.bytes & touched) != touched) {
+            stop_here(kLaunchFailure, caller, "reads " + shared_place(i * 4) + ", which nobody has written");
+        }
+        if (word.written >= block.began && word.writer != self &&
+            !shared_ordered(word.written, wave_number(word.writer))) {
+            race("wrote", word.writer);
+        }
+        if (write) {
+            if (word.read >= block.began && word.reader != self && !shared_ordered(word.read, word.reader_wave)) {
+                race("read", word.reader);
+            }
+            word.written = now.clock;
+            word.writer = self;
+            word.bytes = static_cast<std::uint8_t>(word.bytes | touched);
+        } else {
+            const bool fresh = word.read < block.began || word.read < block.shared_ordered;
+            word.reader = fresh || word.reader == self ? self : kMany;
+            word.reader_wave = fresh || word.reader_wave == wave ? wave : kMany;
+            word.read = now.clock;
+        }
+    }
+}
+
+// A copy in the background: from its beginning until it lands nobody may touch the words that it writes.
+void mark_landing(const Copy& copy, bool landing) {
+    const auto offset = static_cast<std::size_t>(reinterpret_cast<const char*>(copy.to) - current->block->arena.get());
+    for (std::size_t i = offset / 4; i < (offset + sizeof *copy.to) / 4; ++i) {
+        current->block->words[i].landing = landing;
+        current->block->words[i].written = now.clock;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+void access(const void* address, std::size_t bytes, Kind kind, const void* caller) {
+    if (current == nullptr || bytes == 0) return;  // host code of the same file
+    const auto* place = static_cast<const char*>(address);
+    const auto within = [&](const char* begin, std::size_t size) {
+        return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(begin) < size;
+    };
+    if (within(current->stack, kStackBytes)) return;
+    ++history.accesses;
+    const char* arena = current->block->arena.get();
+    const bool shared = within(arena, kSharedArena);
+    if (shared) {
+        shared_access(static_cast<std::size_t>(place - arena), bytes, kind != Kind::Read, caller);
+    } else {
+        global_access(place, bytes, kind, caller);
+    }
+    traffic::record(address, bytes, kind != Kind::Read, shared, caller);
+}
+
+}  // namespace
+
+void launch_begins() {
+    history.began = tick();
+    history.accesses = 0;
+    history.blocks.assign(std::size_t{now.launch->grid[0]} * now.launch->grid[1] * now.launch->grid[2], {});
+    history.atomics.clear();
+}
+
+void launch_ends() {
+    if (history.accesses != 0) return;
+    stop({kLaunchFailure,
+          nullptr,
+          nullptr,
+          {},
+          "a strict launch saw no access to memory: the file of this kernel was compiled without "
+          "-fsanitize=thread, or another file's copy of it was linked"});
+}
+
+void block_begins(Block& block) {
+    block.began = block.shared_ordered = block.global_ordered = tick();
+    traffic::block_begins(block);
+}
+
+void block_ends(Block& block) { traffic::block_ends(block); }
+
+void barrier_passed(Block& block, Scope scope) {
+    block.shared_ordered = tick();
+    if (scope != Scope::Global) return;
+    block.global_ordered = block.shared_ordered;
+    history.blocks[block.number].barriers.push_back(block.shared_ordered);
+}
+
+void wave_passed(Block&, Wave& wave) { wave.ordered = tick(); }
+
+void fenced() { history.blocks[current->block->number].fences.push_back({current->index, tick()}); }
+
+void atomic(const void* address, const void* caller) {
+    access(address, sizeof(unsigned), Kind::Atomic, caller);
+    history.atomics.push_back({address, me(), tick()});
+}
+
+void reads(const void* address, std::size_t bytes, const void* caller) { access(address, bytes, Kind::Read, caller); }
+void writes(const void* address, std::size_t bytes, const void* caller) { access(address, bytes, Kind::Write, caller); }
+
+void copy_begins(const Copy& copy) {
+    access(copy.from, sizeof *copy.from, Kind::Read, copy.caller);
+    access(copy.to, sizeof *copy.to, Kind::Write, copy.caller);
+    if (now.card->background_copies) mark_landing(copy, true);
+}
+
+void copy_lands(const Copy& copy) {
+    if (now.card->background_copies) mark_landing(copy, false);
+}
+
+}  // namespace strata::sim::watch

@@ -1,0 +1,415 @@
+// Each detector of the strict card fires on a small kernel that does what it is for, and says which kernel, block,
+// thread and line; and a kernel that does it right passes. The table that it prints is the one in docs/.
+#include <cstring>
+#include <iomanip>
+#include <iostream>
+#include <string>
+
+#include "check.hpp"
+#include "gpu/vendor.hpp"
+#include "sim/runtime.hpp"
+
+namespace strata::gpu {
+namespace {
+
+struct Args {
+    float* out;         // 1024 floats, nothing written yet
+    const float* in;    // 1024 floats, read-only
+    unsigned* counter;  // one, zero
+};
+
+constexpr int kThreads = 128;
+
+unsigned thread() { return threadIdx.x; }
+
+struct Words {
+    float word[kThreads];
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Right
+
+void all_right_kernel(Args args) {
+    auto& shared = block_shared<Words>();
+    shared.word[thread()] = args.in[thread()];
+    barrier();
+    const float neighbour = shared.word[(thread() + 1) % kThreads];
+    float sum = neighbour + shuffle_xor(neighbour, 1);
+    local_barrier();
+    shared.word[thread()] = sum;
+    wave_barrier();
+    sum = sum + shared.word[thread() ^ 1u];
+    args.out[blockIdx.x * kThreads + thread()] = sum;
+    fence();
+    barrier();
+    if (thread() == 0) shared.word[0] = atomic_count(args.counter, 1) == 1 ? 1.0f : 0.0f;
+    barrier();
+    if (shared.word[0] == 0.0f) return;
+    fence();
+    const float other = load_from_other_block(args.out + (1 - blockIdx.x) * kThreads + thread());
+    args.out[512 + thread()] = other;
+}
+
+void copy_right_kernel(Args args) {
+    Float4* tile = dynamic_shared();
+    const auto* in = reinterpret_cast<const Float4*>(args.in);
+    copy_async(tile + thread(), in + thread());
+    copy_async_commit();
+    copy_async(tile + kThreads + thread(), in + kThreads - 1 - thread());
+    copy_async_commit();
+    copy_async_wait<1>();
+    barrier();
+    args.out[thread()] = tile[kThreads - 1 - thread()].x;
+    copy_async_wait<0>();
+    barrier();
+    args.out[kThreads + thread()] = tile[kThreads + (thread() + 1) % kThreads].w;
+}
+
+void polite_wait_kernel(Args args) {
+    if (blockIdx.x == 0) {
+        if (thread() == 0) {
+            args.out[0] = 1.0f;
+            fence();
+            atomic_count(args.counter, 1u << 30);
+        }
+    } else if (thread() == 0) {
+        for (unsigned own = 0; atomic_count(args.counter, 1u << 30) == own; ++own) {
+        }
+        fence();
+        args.out[1] = load_from_other_block(args.out);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Wrong
+
+void lane_left_kernel(Args args) {
+    if (thread() == 7) return;
+    args.out[thread()] = shuffle_xor(args.in[thread()], 1);
+}
+
+void narrow_mask_kernel(Args args) {
+    const std::uint32_t value = sim::shuffle(sim::Shuffle::Xor, 0xffffffffu, thread(), 1, 32);
+    args.out[thread()] = static_cast<float>(value);
+}
+
+void unnamed_source_kernel(Args args) {
+    if ((thread() & 1u) == 0) {
+        args.out[thread()] = static_cast<float>(
+            sim::shuffle(sim::Shuffle::Xor,
+                         0x5555555555555555u >> (sim::wave_lane() < 32 ? 32 : 0) << (sim::wave_lane() < 32 ? 0 : 32),
+                         thread(), 1, 32));
+    }
+}
+
+void diverged_shuffle_kernel(Args args) {
+    args.out[thread()] = thread() % 32 < 16 ? shuffle_xor(1.0f, 1) : shuffle_xor(2.0f, 2);
+}
+
+void late_lane_kernel(Args args) {
+    if (thread() == 5) barrier();
+    args.out[thread()] = shuffle_xor(args.in[thread()], 1);
+    if (thread() != 5) barrier();
+}
+
+void skipped_barrier_kernel(Args args) {
+    args.out[thread()] = 0.0f;
+    if (thread() == 9) return;
+    barrier();
+}
+
+void two_barriers_kernel(Args args) {
+    args.out[thread()] = 0.0f;
+    if (thread() < 64) {
+        barrier();
+    } else {
+        barrier();
+    }
+}
+
+void left_wave_barrier_kernel(Args args) {
+    args.out[thread()] = 0.0f;
+    if (thread() == 9) return;
+    wave_barrier();
+}
+
+void shared_past_end_kernel(Args args) {
+    auto& shared = block_shared<Words>();
+    shared.word[thread() + 1] = args.in[thread()];
+}
+
+void dynamic_past_end_kernel(Args args) { dynamic_shared()[thread() == 3 ? 2 * kThreads : thread()].x = args.in[0]; }
+
+void global_past_end_kernel(Args args) { args.out[thread()] = args.in[thread() * 9]; }
+
+void wild_write_kernel(Args args) { args.out[thread() == 77 ? 1u << 20 : thread()] = args.in[0]; }
+
+void write_input_kernel(Args args) { const_cast<float*>(args.in)[thread()] = 1.0f; }
+
+void misaligned_global_kernel(Args args) {
+    const auto* odd = reinterpret_cast<const Float4*>(args.in + 1);
+    args.out[thread()] = odd[thread()].y;
+}
+
+void misaligned_word_kernel(Args args) {
+    const auto* bytes = reinterpret_cast<const char*>(args.in);
+    args.out[thread()] = *reinterpret_cast<const float*>(bytes + thread());
+}
+
+void misaligned_shared_kernel(Args args) {
+    auto* words = reinterpret_cast<float*>(dynamic_shared());
+    store_float4(reinterpret_cast<Float4*>(words + 2 * thread()), {args.in[0], 0.0f, 0.0f, 0.0f});
+}
+
+void unwritten_shared_kernel(Args args) {
+    auto& shared = block_shared<Words>();
+    if (thread() != 100) shared.word[thread()] = 1.0f;
+    barrier();
+    args.out[thread()] = shared.word[thread()];
+}
+
+void unwritten_global_kernel(Args args) { args.out[thread()] = args.out[thread() + kThreads]; }
+
+void write_read_race_kernel(Args args) {
+    auto& shared = block_shared<Words>();
+    shared.word[thread()] = args.in[thread()];
+    args.out[thread()] = shared.word[thread() ^ 32u];
+}
+
+void read_write_race_kernel(Args args) {
+    auto& shared = block_shared<Words>();
+    shared.word[thread()] = args.in[thread()];
+    barrier();
+    const float value = shared.word[thread() ^ 64u];
+    shared.word[thread()] = value;
+}
+
+void write_write_race_kernel(Args args) {
+    auto& shared = block_shared<Words>();
+    shared.word[thread() / 2] = args.in[thread()];
+}
+
+void wave_barrier_too_weak_kernel(Args args) {
+    auto& shared = block_shared<Words>();
+    shared.word[thread()] = args.in[thread()];
+    wave_barrier();
+    args.out[thread()] = shared.word[thread() ^ 64u];
+}
+
+void global_race_kernel(Args args) {
+    args.out[thread()] = args.in[thread()];
+    local_barrier();  // which orders no global memory
+    args.out[kThreads + thread()] = args.out[thread() ^ 64u];
+}
+
+void unwaited_copy_kernel(Args args) {
+    Float4* tile = dynamic_shared();
+    copy_async(tile + thread(), reinterpret_cast<const Float4*>(args.in) + thread());
+    copy_async_commit();
+    barrier();
+    args.out[thread()] = tile[thread()].x;
+}
+
+void uncommitted_copy_kernel(Args args) {
+    Float4* tile = dynamic_shared();
+    copy_async(tile + thread(), reinterpret_cast<const Float4*>(args.in) + thread());
+    copy_async_wait<0>();
+    barrier();
+    args.out[thread()] = tile[thread()].x;
+}
+
+void overwriting_copy_kernel(Args args) {
+    Float4* tile = dynamic_shared();
+    tile[thread()] = {1.0f, 2.0f, 3.0f, 4.0f};
+    barrier();
+    args.out[thread()] = tile[thread() ^ 64u].x;
+    copy_async(tile + thread(), reinterpret_cast<const Float4*>(args.in) + thread());
+    copy_async_commit();
+    copy_async_wait<0>();
+}
+
+template <bool kFenceBefore, bool kBarrier, bool kFenceAfter, bool kAtomic>
+void cross_block_kernel(Args args) {
+    auto& shared = block_shared<Words>();
+    args.out[blockIdx.x * kThreads + thread()] = args.in[thread()];
+    if (kFenceBefore) fence();
+    if (kBarrier) barrier();
+    if (thread() == 0) {
+        const unsigned count = kAtomic ? atomic_count(args.counter, 1) : (args.counter[0] += 1) - 1;
+        shared.word[0] = count == 1 ? 1.0f : 0.0f;
+    }
+    barrier();
+    if (shared.word[0] == 0.0f) return;
+    if (kFenceAfter) fence();
+    args.out[512 + thread()] = load_from_other_block(args.out + (1 - blockIdx.x) * kThreads + thread());
+}
+
+void two_writers_kernel(Args args) { args.out[thread()] = args.in[blockIdx.x]; }
+
+void endless_wait_kernel(Args args) {
+    while (load_from_other_block(args.in) != 12345.0f) {
+    }
+    args.out[0] = 1.0f;
+}
+
+void unseen_kernel(Args) {}
+
+void much_shared_kernel(Args args) {
+    struct Much {
+        float word[40 * 1024];
+    };
+    block_shared<Much>().word[thread()] = args.in[thread()];
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+struct alignas(256) Memory {
+    float out[1024];
+    float between[1024];
+    float in[1024];
+    float after[1024];
+    unsigned counter[1];
+};
+Memory memory;
+
+struct Outcome {
+    int code;
+    std::string text;
+};
+
+Outcome run(const char* card, void (*kernel)(Args), unsigned blocks, std::uint64_t seed) {
+    std::string problem;
+    const int device = sim::open_card(card, seed, &problem);
+    CHECK(device >= 0, problem);
+    sim::set_device(device);
+    sim::take_error();
+    memory.counter[0] = 0;
+    sim::declare(device, "in", memory.in, sizeof memory.in, false, true);
+    sim::declare(device, "out", memory.out, sizeof memory.out, true, false);
+    sim::declare(device, "counter", memory.counter, sizeof memory.counter, true, true);
+    int code = launch(kernel, dim3(blocks), kThreads, 2 * kThreads * sizeof(Float4), Stream{},
+                      Args{memory.out, memory.in, memory.counter});
+    if (code == 0) code = stream_synchronize(nullptr);
+    const Outcome outcome{code, code == 0 ? "" : error_text(code)};
+    sim::withdraw(device);
+    return outcome;
+}
+
+struct Case {
+    const char* what;
+    const char* name;  // of the kernel, as the error gives it
+    void (*kernel)(Args);
+    const char* card;
+    unsigned blocks;
+    int code;
+    const char* says;
+};
+
+const Case kCases[] = {
+    {"a shuffle with a lane that has left", "lane_left_kernel", lane_left_kernel, "gfx1201", 1, 719,
+     "shuffles with lane 7"},
+    {"the same on 64 lanes", "lane_left_kernel", lane_left_kernel, "gfx942", 1, 719, "shuffles with lane 7"},
+    {"a 32-bit mask on a 64-lane wave", "narrow_mask_kernel", narrow_mask_kernel, "gfx942", 1, 719,
+     "its own shuffle mask 0xffffffff does not name"},
+    {"a shuffle from a lane outside its mask", "unnamed_source_kernel", unnamed_source_kernel, "gfx942", 1, 719,
+     "does not name"},
+    {"lanes of one mask at different shuffles", "diverged_shuffle_kernel", diverged_shuffle_kernel, "sm_90", 1, 719,
+     "at another shuffle"},
+    {"a lane that waits at a barrier meanwhile", "late_lane_kernel", late_lane_kernel, "gfx1100", 1, 719,
+     "lanes of its mask do not reach: thread 5 waits at the barrier"},
+    {"a barrier that one thread has left", "skipped_barrier_kernel", skipped_barrier_kernel, "gfx1201", 1, 719,
+     "part of the block does not reach: thread 9 has left"},
+    {"two barriers, each reached by half", "two_barriers_kernel", two_barriers_kernel, "sm_75", 1, 719,
+     "part of the block does not reach"},
+    {"a wave barrier that a lane has left", "left_wave_barrier_kernel", left_wave_barrier_kernel, "gfx942", 1, 719,
+     "a lane of its wave has left"},
+    {"static shared memory past its end", "shared_past_end_kernel", shared_past_end_kernel, "gfx1201", 1, 700,
+     "past the end: byte 512 of a static piece"},
+    {"dynamic shared memory past its end", "dynamic_past_end_kernel", dynamic_past_end_kernel, "sm_90", 1, 700,
+     "past the end: byte 4096 of its dynamic shared memory (4096 bytes)"},
+    {"a global read past the end", "global_past_end_kernel", global_past_end_kernel, "sm_120", 1, 700,
+     "past the end of 'in' (4096 bytes)"},
+    {"a global write elsewhere", "wild_write_kernel", wild_write_kernel, "gfx90a", 1, 700,
+     "outside of the buffers of the launch"},
+    {"a write to a read-only buffer", "write_input_kernel", write_input_kernel, "gfx1201", 1, 700,
+     "'in', which is read-only"},
+    {"a misaligned float4 in global memory", "misaligned_global_kernel", misaligned_global_kernel, "sm_90", 1, 716,
+     "not aligned"},
+    {"a misaligned word", "misaligned_word_kernel", misaligned_word_kernel, "gfx942", 1, 700, "not aligned"},
+    {"a misaligned float4 in shared memory", "misaligned_shared_kernel", misaligned_shared_kernel, "sm_90", 1, 716,
+     "not aligned"},
+    {"shared memory that nobody has written", "unwritten_shared_kernel", unwritten_shared_kernel, "gfx1201", 1, 719,
+     "byte 400 of a static piece of shared memory (512 bytes), which nobody has written"},
+    {"global memory that nobody has written", "unwritten_global_kernel", unwritten_global_kernel, "gfx1201", 1, 719,
+     "of 'out', which nobody has written"},
+    {"a shared word written, then read", "write_read_race_kernel", write_read_race_kernel, "gfx1201", 1, 719, ""},
+    {"a shared word read, then written", "read_write_race_kernel", read_write_race_kernel, "gfx942", 1, 719,
+     "with no barrier between"},
+    {"a shared word written twice", "write_write_race_kernel", write_write_race_kernel, "sm_90", 1, 719,
+     "wrote, with no barrier between"},
+    {"a wave barrier between waves", "wave_barrier_too_weak_kernel", wave_barrier_too_weak_kernel, "sm_90", 1, 719, ""},
+    {"a local barrier for global memory", "global_race_kernel", global_race_kernel, "gfx1201", 1, 719, "(no barrier)"},
+    {"a copy that is not waited for", "unwaited_copy_kernel", unwaited_copy_kernel, "sm_90", 1, 719,
+     "which a copy in the background"},
+    {"a copy that is not committed", "uncommitted_copy_kernel", uncommitted_copy_kernel, "sm_90", 1, 719,
+     "which a copy in the background"},
+    {"a copy into words being read", "overwriting_copy_kernel", overwriting_copy_kernel, "sm_90", 1, 719,
+     "with no barrier between"},
+    {"the same where copies are plain", "overwriting_copy_kernel", overwriting_copy_kernel, "gfx1201", 1, 719,
+     "with no barrier between"},
+    {"another block's word, no fence before", "cross_block_kernel<false, true, true, true>",
+     cross_block_kernel<false, true, true, true>, "gfx1201", 2, 719, "(fence, atomic operation, fence)"},
+    {"another block's word, no barrier", "cross_block_kernel<true, false, true, true>",
+     cross_block_kernel<true, false, true, true>, "gfx942", 2, 719, "(fence, atomic operation, fence)"},
+    {"another block's word, no fence after", "cross_block_kernel<true, true, false, true>",
+     cross_block_kernel<true, true, false, true>, "sm_90", 2, 719, "(fence, atomic operation, fence)"},
+    {"another block's word, a plain counter", "cross_block_kernel<true, true, true, false>",
+     cross_block_kernel<true, true, true, false>, "gfx1201", 2, 719, "of 'counter'"},
+    {"one word, two blocks that write", "two_writers_kernel", two_writers_kernel, "gfx1201", 2, 719,
+     "(fence, atomic operation, fence)"},
+    {"a wait for what never comes", "endless_wait_kernel", endless_wait_kernel, "gfx1201", 1, 702, "for ever"},
+    {"a kernel without instrumentation", "unseen_kernel", unseen_kernel, "gfx1201", 1, 719, "saw no access"},
+    {"more shared memory than there is", "much_shared_kernel", much_shared_kernel, "gfx1201", 1, 701,
+     "more than the card's 65536"},
+};
+
+void check_cases() {
+    for (const Case& c : kCases) {
+        for (std::uint64_t seed = 0; seed < 4; ++seed) {
+            const Outcome got = run(c.card, c.kernel, c.blocks, seed);
+            CHECK(got.code == c.code, c.what, c.card, seed, got.code, got.text);
+            CHECK(got.text.compare(0, std::strlen(c.name), c.name) == 0, c.what, got.text);
+            CHECK(got.text.find(c.says) != std::string::npos, c.what, got.text);
+            if (std::strcmp(c.name, "unseen_kernel") != 0) {
+                CHECK(got.text.find(", block (") != std::string::npos, got.text);
+                CHECK(got.text.find(", thread ") != std::string::npos, got.text);
+                // Of a call that is inlined whole, clang tells only where it was inlined from.
+                CHECK(got.text.find(", tests/cpp/sim_detectors.cpp:") != std::string::npos ||
+                          got.text.find(", csrc/gpu/vendor/sim.hpp:") != std::string::npos,
+                      got.text);
+            }
+            if (seed == 0) std::cout << std::left << std::setw(44) << c.what << got.text << '\n';
+        }
+    }
+    for (const char* card : {"gfx1200", "gfx1201", "gfx1100", "gfx942", "gfx90a", "sm_75", "sm_90", "sm_120"}) {
+        for (std::uint64_t seed = 0; seed < 4; ++seed) {
+            const Outcome all_right = run(card, all_right_kernel, 2, seed);
+            CHECK(all_right.code == 0, card, seed, all_right.text);
+            const Outcome copy_right = run(card, copy_right_kernel, 1, seed);
+            CHECK(copy_right.code == 0, card, seed, copy_right.text);
+            const Outcome polite_wait = run(card, polite_wait_kernel, 2, seed);
+            CHECK(polite_wait.code == 0, card, seed, polite_wait.text);
+            const Outcome protocol = run(card, cross_block_kernel<true, true, true, true>, 2, seed);
+            CHECK(protocol.code == 0, card, seed, protocol.text);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace strata::gpu
+
+int main() {
+    for (float& value : strata::gpu::memory.in) value = 1.0f;
+    strata::gpu::check_cases();
+    return strata::test::result();
+}

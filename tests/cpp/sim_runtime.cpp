@@ -1,0 +1,212 @@
+// The host side of the simulated cards: what csrc/gpu and the tests of its error handling rely on.
+#include "sim/runtime.hpp"
+
+#include <cstring>
+#include <iterator>
+#include <string>
+#include <thread>
+
+#include "check.hpp"
+#include "gpu/vendor.hpp"
+
+namespace strata::gpu {
+namespace {
+
+int open(const char* card, std::uint64_t seed = 0) {
+    std::string problem;
+    const int device = sim::open_card(card, seed, &problem);
+    CHECK(device >= 0, problem);
+    sim::set_device(device);
+    sim::take_error();
+    return device;
+}
+
+struct Args {
+    float* out;
+    float value;
+};
+
+void write_kernel(Args args) { args.out[threadIdx.x] = args.value; }
+
+void order_kernel(Args args) {
+    if (threadIdx.x != 0) return;
+    const unsigned turn = atomic_count(reinterpret_cast<unsigned*>(args.out), 1000);
+    args.out[1 + turn] = static_cast<float>(static_cast<unsigned>(blockIdx.x));
+}
+
+void skip_kernel(Args) {
+    if (threadIdx.x != 0) barrier();
+}
+
+void check_profiles() {
+    struct Row {
+        const char* card;
+        GrBackend vendor;
+        int lanes;
+        std::size_t shared_bytes;
+        bool background;
+    };
+    const Row rows[] = {
+        {"gfx1200", GrBackend::Hip, 32, 64 * 1024, false},
+        {"gfx1201", GrBackend::Hip, 32, 64 * 1024, false},
+        {"gfx1100", GrBackend::Hip, 32, 64 * 1024, false},
+        {"gfx942", GrBackend::Hip, 64, 64 * 1024, false},
+        {"gfx90a", GrBackend::Hip, 64, 64 * 1024, false},
+        {"sm_75", GrBackend::Cuda, 32, 64 * 1024, false},
+        {"sm_90", GrBackend::Cuda, 32, 227 * 1024, true},
+        {"sm_120", GrBackend::Cuda, 32, 99 * 1024, true},
+        {"gfx1250,32,327680,16", GrBackend::Hip, 32, 327680, false},
+        {"sm_89,32,101376,24", GrBackend::Cuda, 32, 101376, true},
+    };
+    for (const Row& row : rows) {
+        const int device = open(row.card);
+        VendorDevice facts{};
+        CHECK(query_device(device, &facts) == 0);
+        const std::string name = row.card;
+        CHECK(facts.arch == name.substr(0, name.find(',')), facts.arch);
+        CHECK(facts.wave_width == row.lanes && facts.shared_bytes == row.shared_bytes, row.card);
+        CHECK(facts.compute_units > 0, row.card);
+        CHECK(GrBackend{kBackend} == row.vendor, row.card);
+        sim::Card card;
+        std::string problem;
+        CHECK(sim::find_card(row.card, &card, &problem) && card.background_copies == row.background, row.card);
+    }
+    for (const char* bad : {"", "gfx", "gfx1201 ", "x,32,65536", "x,48,65536,4", "x,32,1024,4", "x,32,65536,0",
+                            "x,32,65536,4,5", ",32,65536,4", "x,32k,65536,4", "x,32,999999999999999999999,4"}) {
+        std::string problem;
+        CHECK(sim::open_card(bad, 0, &problem) < 0 && !problem.empty(), bad);
+    }
+    int count = 0;
+    CHECK(count_devices(&count) == 0 && count == static_cast<int>(std::size(rows)), count);
+    const CurrentDevice other(2);
+    CHECK(other.error() == 0);
+    const CurrentDevice none(1000);
+    CHECK(none.error() == 101);
+    CHECK(pending_error() == 101 && take_error() == 101 && pending_error() == 0);
+}
+
+void check_memory_and_streams() {
+    open("sm_90");
+    void* memory = nullptr;
+    CHECK(device_allocate(&memory, 128 * sizeof(float)) == 0);
+    CHECK(sim::live_allocations() == 1);
+    Stream stream = nullptr;
+    CHECK(stream_create(&stream) == 0);
+    CHECK(fill_bytes(memory, 0, 128 * sizeof(float), stream) == 0);
+    CHECK(launch(write_kernel, dim3(1), 64, 0, stream, Args{static_cast<float*>(memory), 3.0f}) == 0);
+    float host[128];
+    std::memset(host, 0x55, sizeof host);
+    CHECK(copy_to_host(host, memory, sizeof host, stream) == 0);
+    CHECK(host[0] != 3.0f);  // nothing has waited for it
+    CHECK(stream_synchronize(stream) == 0);
+    CHECK(host[0] == 3.0f && host[63] == 3.0f && host[64] == 0.0f);
+
+    CHECK(launch(write_kernel, dim3(1), 64, 48 * 1024 + 1, stream, Args{}) == 1);  // not asked for
+    CHECK(take_error() == 1);
+    CHECK(allow_shared(write_kernel, 227 * 1024 + 1) == 1 && take_error() == 1);
+    CHECK(allow_shared(write_kernel, 227 * 1024) == 0);
+    CHECK(launch(write_kernel, dim3(1), 64, 227 * 1024, stream, Args{static_cast<float*>(memory), 1.0f}) == 0);
+    CHECK(launch(write_kernel, dim3(0), 64, 0, stream, Args{}) == 9);
+    CHECK(launch(write_kernel, dim3(1), 1025, 0, stream, Args{}) == 9);
+    take_error();
+
+    CHECK(device_free(host) == 17 && take_error() == 17);
+    CHECK(device_free(memory) == 0 && sim::live_allocations() == 0);
+    CHECK(stream_destroy(stream) == 0 && sim::live_streams() == 0);
+    CHECK(stream_destroy(stream) == 400 && take_error() == 400);
+    sim::Event from = nullptr, to = nullptr;
+    float ms = -1.0f;
+    CHECK(sim::event_create(&from) == 0 && sim::event_create(&to) == 0);
+    CHECK(sim::event_record(from, nullptr) == 0 && sim::event_record(to, nullptr) == 0);
+    CHECK(sim::event_synchronize(to) == 0 && sim::event_elapsed_ms(&ms, from, to) == 0 && ms >= 0.0f);
+    CHECK(sim::event_destroy(from) == 0 && sim::event_destroy(to) == 0 && sim::live_events() == 0);
+}
+
+void check_seeds() {
+    std::string orders[4];
+    for (int i = 0; i < 4; ++i) {
+        open("gfx1201", i < 2 ? 7 : static_cast<std::uint64_t>(i));
+        float order[33] = {};
+        CHECK(launch(order_kernel, dim3(32), 32, 0, Stream{}, Args{order, 0.0f}) == 0 &&
+              stream_synchronize(nullptr) == 0);
+        for (int block = 0; block < 32; ++block) orders[i] += std::to_string(order[1 + block]) + " ";
+    }
+    CHECK(orders[0] == orders[1], orders[0], orders[1]);
+    CHECK(orders[0] != orders[2] && orders[2] != orders[3], orders[0]);
+}
+
+void check_faults() {
+    const int device = open("gfx942");
+    CHECK(launch(skip_kernel, dim3(1), 64, 0, Stream{}, Args{}) == 0);  // what a kernel does wrong shows later
+    CHECK(stream_synchronize(nullptr) == 719);
+    CHECK(std::strcmp(error_name(719), "hipErrorLaunchFailure") == 0, error_name(719));
+    CHECK(std::strstr(error_text(719), "skip_kernel, block (0,0,0)") != nullptr, error_text(719));
+    CHECK(stream_synchronize(nullptr) == 719);  // for ever
+    void* memory = nullptr;
+    CHECK(device_allocate(&memory, 16) == 719);
+    open("gfx942");
+    CHECK(device_allocate(&memory, 16) == 0 && device_free(memory) == 0);  // another card is not concerned
+    CHECK(sim::set_device(device) == 0 && device_allocate(&memory, 16) == 719);
+
+    open("sm_90");
+    sim::plant(sim::Call::Malloc, 2, 2);
+    CHECK(device_allocate(&memory, 16) == 0 && device_free(memory) == 0);
+    CHECK(device_allocate(&memory, 16) == 2 && take_error() == 2);
+    CHECK(device_allocate(&memory, 16) == 0 && device_free(memory) == 0);
+    sim::plant(sim::Call::StreamSync, 1, 700);  // fatal: the card is lost
+    CHECK(stream_synchronize(nullptr) == 700 && stream_synchronize(nullptr) == 700);
+    CHECK(std::strcmp(error_name(700), "cudaErrorIllegalAddress") == 0);
+    open("sm_90");
+    sim::plant(sim::Call::StreamSync, 1, 700);
+    sim::plant(sim::Call::StreamSync, 0, 0);
+    CHECK(stream_synchronize(nullptr) == 0);
+    sim::set_pending(2);
+    CHECK(pending_error() == 2 && stream_synchronize(nullptr) == 0 && take_error() == 2);
+    const long before = sim::calls(sim::Call::Launch);
+    CHECK(launch(skip_kernel, dim3(0), 1, 0, Stream{}, Args{}) == 9 && sim::calls(sim::Call::Launch) == before + 1);
+    std::thread([] { CHECK(pending_error() == 0); }).join();  // a thread's own
+    CHECK(take_error() == 9);
+}
+
+void check_capture() {
+    open("sm_90");
+    Stream stream = nullptr;
+    CHECK(stream_create(&stream) == 0);
+    bool capturing = true;
+    CHECK(stream_is_capturing(stream, &capturing) == 0 && !capturing);
+    std::size_t launches = 0;
+    float out[32] = {};
+    CHECK(sim::begin_capture(stream, sim::CaptureMode::Global) == 0);
+    CHECK(stream_is_capturing(stream, &capturing) == 0 && capturing);
+    CHECK(launch(write_kernel, dim3(1), 32, 0, stream, Args{out, 1.0f}) == 0);
+    CHECK(sim::end_capture(stream, &launches) == 0 && launches == 1 && out[0] == 0.0f);
+
+    void* memory = nullptr;
+    CHECK(sim::begin_capture(stream, sim::CaptureMode::Global) == 0);
+    std::thread([&] {
+        {
+            const RelaxedCapture relaxed;
+            CHECK(device_allocate(&memory, 16) == 0 && device_free(memory) == 0);
+        }
+        CHECK(device_allocate(&memory, 16) == 900);  // breaks the capture of the other thread
+    }).join();
+    CHECK(sim::end_capture(stream, &launches) == 901);
+    CHECK(sim::begin_capture(stream, sim::CaptureMode::Global) == 0);
+    CHECK(stream_synchronize(stream) == 900);
+    CHECK(sim::end_capture(stream, &launches) == 901);
+    CHECK(stream_destroy(stream) == 0);
+    take_error();
+}
+
+}  // namespace
+}  // namespace strata::gpu
+
+int main() {
+    using namespace strata::gpu;
+    check_profiles();
+    check_memory_and_streams();
+    check_seeds();
+    check_faults();
+    check_capture();
+    return strata::test::result();
+}
