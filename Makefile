@@ -3,6 +3,7 @@
 # make build    just the libraries, into strata_ops/ of this checkout
 # make style    just the style checks; make format rewrites what they would complain about
 # make hip-report   registers, spills and schedule of the AMD kernels (build/hip_report.json)
+# make selftest-hashes   write the CPU's answers to the self-test anew, after a change of the arithmetic
 # make clean    forget the build (not .venv)
 #
 # make test PYTHON=python3 uses an environment that already has torch and what requirements-dev.txt names. Nothing is
@@ -13,7 +14,7 @@
 # STRATA_REQUIRE_ALL=1 makes an error of everything that would be left out.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build style format clean
+.PHONY: help demo test selftest-hashes build style format clean
 
 TORCH := torch==2.13.0
 STRATA_CUDA ?= TRY
@@ -66,6 +67,10 @@ test: build
 	@echo "test: Python"
 	@$(python) -m pytest
 	@$(MAKE) --no-print-directory style
+
+selftest-hashes: build
+	@build/tests/cpp/selftest_hashes --write csrc/common/selftest_hashes.hpp
+	@echo "written: csrc/common/selftest_hashes.hpp; raise kArithmeticVersion where it changed, and build again"
 
 cpp_files = $$(find csrc tests -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 have = $(in_environment) command -v $(1) >/dev/null || { echo "left out: $(1) is missing (pip install -r requirements-dev.txt)"; \

@@ -23,6 +23,15 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--card", help="a simulated card instead of what is here, gfx1201 for example")
     info.add_argument("--json", action="store_true", help="print one JSON object")
 
+    check = commands.add_parser(
+        "check",
+        help="run a GPU's self-test: which variants are right, which one runs",
+        description="Runs a GPU's self-test. Exit status 0: plain equals the CPU and every variant equals plain, "
+        "1: not so, 2: could not be run.",
+    )
+    check.add_argument("--device", default="cuda", help="cuda or cuda:N (also on ROCm); default cuda")
+    check.add_argument("--json", action="store_true", help="print one JSON object")
+
     parity = commands.add_parser(
         "parity",
         help="compare every variant with the CPU's portable path, byte for byte",
@@ -63,6 +72,14 @@ def _info(args: argparse.Namespace) -> int:
     report = info(args.card)
     print(json.dumps(report, indent=2) if args.json else render(report))
     return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from .gate import check, render
+
+    report = check(_device(args.device))
+    print(json.dumps(report) if args.json else render(report))
+    return 0 if all(case["equal"] for case in report["cases"]) else 1
 
 
 def _parity(args: argparse.Namespace) -> int:
@@ -126,7 +143,7 @@ def _device(text: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
-    command = {"info": _info, "parity": _parity, "demo": _demo, "evidence": _evidence}[args.command]
+    command = {"info": _info, "check": _check, "parity": _parity, "demo": _demo, "evidence": _evidence}[args.command]
     try:
         status = command(args)
         sys.stdout.flush()

@@ -10,7 +10,7 @@
 namespace strata {
 
 // Counted up when a struct below changes: libraries and the Python module must agree.
-inline constexpr std::uint32_t kBackendAbi = 1;
+inline constexpr std::uint32_t kBackendAbi = 2;
 
 // Where a call says what went wrong. `code` is the vendor runtime's, 0 where there is none.
 struct Report {
@@ -51,6 +51,46 @@ struct ReadChoice {
     int q8_columns = 0;             // up kernel for q8_1: 16, 32, or 0 for the environment's choice
 };
 
+// ---------------------------------------------------------------------------------------------------------------
+// The self-test's word about a device, and lines that the library says.
+
+enum class LogLevel : int { Info, Warning, Error };
+using LogSink = void (*)(LogLevel level, const char* line);
+
+// "Not run" is not "failed": until the check has run, P4 is out of reach and nothing else changes.
+enum class CheckState : int {
+    NotRun,
+    Skipped,       // STRATA_SELFTEST=0
+    NotCompleted,  // something that all variants need failed; it may be tried again
+    Completed,
+};
+
+// What a comparison of the self-test says, each for all of its cases.
+struct Gates {
+    CheckState state = CheckState::NotRun;
+    bool plain = false;             // equals the CPU's answer
+    bool split = false;             // equals plain
+    bool staged = false;            // equals plain
+    bool wide_up = false;           // the 32-column up kernel equals the 16-column one
+    bool runtime_geometry = false;  // equals plain
+    bool p4 = false;                // equals staged, and was asked for
+};
+
+// One comparison of the self-test.
+struct CheckLine {
+    int tokens;
+    bool fold, inject, q8_1;
+    const char* variant;  // whose answer
+    int q8_columns;
+    const char* against;  // compared with whose
+    bool equal;
+    const char* output;      // where not equal: the first difference, in which output,
+    std::int64_t index;      // at which 32-bit word of it,
+    std::uint32_t expected;  // and both bit patterns (0 both where only a hash is known)
+    std::uint32_t got;
+};
+using CheckVisitor = void (*)(const CheckLine* line, void* context);
+
 struct DeviceFacts {
     char name[256];
     char arch[128];  // "sm_90", "gfx1201:sramecc-:xnack-", "x86-64 avx512"
@@ -59,7 +99,8 @@ struct DeviceFacts {
     std::int64_t shared_bytes;  // most that a block may ask for
     char want[32];              // the variant that the environment asks for
     char chosen[32];            // the variant that runs at the model's geometry
-    char why[256];
+    char why[512];
+    Gates gates;
 };
 
 struct Backend {
@@ -74,6 +115,12 @@ struct Backend {
     std::int64_t (*scratch_size)(const Geometry*, std::int64_t tokens);
     // Queues the read on `stream` of the current device (the CPU computes it before returning).
     bool (*read)(const ReadArgs*, const ReadChoice*, int device, void* stream, Report*);
+
+    // Where lines go from now on; null means standard error. Null where the backend says nothing.
+    void (*set_log)(LogSink sink) = nullptr;
+    // Runs the self-test on `device` now, and latches what it finds; `visit` is called for each comparison. False,
+    // with a report, where it did not complete. Null where there is nothing to test.
+    bool (*check)(int device, CheckVisitor visit, void* context, Report*) = nullptr;
 };
 
 }  // namespace strata

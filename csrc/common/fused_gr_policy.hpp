@@ -50,7 +50,10 @@ constexpr const GrVariant* fused_gr_find(std::string_view name) noexcept {
 // The selector, STRATA_HC_SPLIT.
 
 inline constexpr const char* kSelectorVariable = "STRATA_HC_SPLIT";
-inline constexpr const char* kQ8FuseVariable = "STRATA_QFUSE_HC";  // 1: q8_1 by the 32-column up kernel
+inline constexpr const char* kQ8FuseVariable = "STRATA_QFUSE_HC";                 // 1: q8_1 by the 32-column up kernel
+inline constexpr const char* kSelftestVariable = "STRATA_SELFTEST";               // 0: no self-test, and at most staged
+inline constexpr const char* kArchOverrideVariable = "HSA_OVERRIDE_GFX_VERSION";  // ROCm's: the name may not be true
+inline constexpr const char* kParityMarker = "P4 + QFUSE_HC q32 outputs passed bitwise parity";
 inline constexpr const char* kSelectorValues = "0 (plain), 1 (split), 2 (staged, also when unset) or 7 (P4)";
 
 // Unset gives staged, and so does any character that names nothing. The caller passes a character only where the

@@ -5,6 +5,6 @@
 #define STRATA_HOST_DEVICE __attribute__((host, device, always_inline)) inline
 #elif defined(__CUDACC__)
 #define STRATA_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define STRATA_HOST_DEVICE inline
+#else  // always inlined, so that a file compiled for AVX-512 leaves no copy that the linker could give to the others
+#define STRATA_HOST_DEVICE __attribute__((always_inline)) inline
 #endif

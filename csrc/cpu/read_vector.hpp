@@ -111,26 +111,9 @@ struct VectorRead {
         for (std::int64_t lane = length / kChunk; lane < kLanes; ++lane) {
             for (Floats& v : lanes[lane]) v = V::zero();
         }
-        const std::int64_t near = length < kAhead ? length : kAhead;
-        for (std::int64_t i = 0; i < length; i += kStep * kChunk) {
-            const std::int64_t ahead = i + near < length ? i + near : i + near - length + jump;
-            Words words[kStep][4];
-            V::load(rows, i, words);
-#pragma GCC unroll 4
-            for (int k = 0; k < kStep; ++k) {
-                const std::int64_t chunk = i / kChunk + k;
-                const std::int64_t quarter = chunk % 4 * rows.stride + ahead;
-                for (const std::uint16_t* quad : rows.quad) {
-                    _mm_prefetch(reinterpret_cast<const char*>(quad + quarter), _MM_HINT_T1);
-                }
-                const float* x = activations + chunk * kChunk * kTokens;
-                if (chunk < kLanes) {
-                    add_dots<kTokens, true>(words[k], x, lanes[chunk]);
-                } else {
-                    add_dots<kTokens, false>(words[k], x, lanes[chunk % kLanes]);
-                }
-            }
-        }
+        const std::int64_t first = length < kLanes * kChunk ? length : kLanes * kChunk;
+        add_chunks<kTokens, kStep, true>(rows, 0, first, length, jump, activations, lanes);
+        add_chunks<kTokens, kStep, false>(rows, first, length, length, jump, activations, lanes);
         for (int t = 0; t < kTokens; ++t) {
             Floats v[kLanes / 2];
 #pragma GCC unroll 16
@@ -146,7 +129,27 @@ struct VectorRead {
 
     static constexpr std::int64_t kAhead = 512;
 
-    // Adds the dots of a chunk of kWidth rows to the lane that it belongs to. kFirst: to zero.
+    // Adds the dots of weights [begin, end) to their lanes. kFirst: to zero.
+    template <int kTokens, int kStep, bool kFirst>
+    static void add_chunks(const Rows& rows, std::int64_t begin, std::int64_t end, std::int64_t length,
+                           std::int64_t jump, const float* activations, Floats (&lanes)[kLanes][kTokens]) {
+        const std::int64_t near = length < kAhead ? length : kAhead;
+        for (std::int64_t i = begin; i < end; i += kStep * kChunk) {
+            const std::int64_t ahead = i + near < length ? i + near : i + near - length + jump;
+            Words words[kStep][4];
+            V::load(rows, i, words);
+#pragma GCC unroll 4
+            for (int k = 0; k < kStep; ++k) {
+                const std::int64_t chunk = i / kChunk + k;
+                const std::int64_t quarter = chunk % 4 * rows.stride + ahead;
+                for (const std::uint16_t* quad : rows.quad) {
+                    _mm_prefetch(reinterpret_cast<const char*>(quad + quarter), _MM_HINT_T1);
+                }
+                add_dots<kTokens, kFirst>(words[k], activations + chunk * kChunk * kTokens, lanes[chunk % kLanes]);
+            }
+        }
+    }
+
     template <int kTokens, bool kFirst>
     static void add_dots(const Words (&words)[4], const float* activations, Floats (&sums)[kTokens]) {
         Floats weights[kChunk];

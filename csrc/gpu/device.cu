@@ -1,15 +1,24 @@
 // Facts about each device and the choice made for it, kept once they are known, and the backend table.
+//
+// The choice: STRATA_HC_SPLIT says what is wanted, the self-test which variants are right, fused_gr_select decides. The
+// self-test runs once a device, on its first read that no stream is capturing; until then a wish for P4 is capped at
+// staged, and the other wishes are followed.
 #include "gpu/vendor.hpp"  // first: it brings the device side of the maths functions
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 
 #include "common/arch.hpp"
 #include "common/launch_plan.hpp"
+#include "gpu/faults.hpp"
 #include "gpu/fused_gr.hpp"
+#include "gpu/log.hpp"
+#include "gpu/selftest.hpp"
 
 #ifndef STRATA_BUILT_FOR
 #error "the build names the architectures that it compiles for in STRATA_BUILT_FOR"
@@ -18,69 +27,265 @@
 namespace strata::gpu {
 namespace {
 
+// ---------------------------------------------------------------------------------------------------------------
 // The environment, read once, when a device is first used: later changes do nothing, so that eager, captured and
 // compiled calls all take the same path.
+
+bool variable_is(const char* name, const char* value) {
+    const char* text = std::getenv(name);
+    return text != nullptr && std::strcmp(text, value) == 0;
+}
+
 struct Environment {
     bool present = false;
     std::string text;  // of STRATA_HC_SPLIT
     int want = kHcStaged;
-    int q8_columns = kUpNarrow;
+    bool q8_wide = false;
+    bool selftest = true;
+    bool arch_override = false;
+
+    Environment() {
+        if (const char* value = std::getenv(kSelectorVariable)) {
+            present = true;
+            text = value;
+        }
+        want = fused_gr_env_variant(present, fused_gr_env_character(text));
+        q8_wide = variable_is(kQ8FuseVariable, "1");
+        selftest = !variable_is(kSelftestVariable, "0");
+        arch_override = std::getenv(kArchOverrideVariable) != nullptr;
+    }
 };
 
 const Environment& environment() {
-    static const Environment read = [] {
-        Environment env;
-        if (const char* text = std::getenv(kSelectorVariable)) {
-            env.present = true;
-            env.text = text;
-            if (!fused_gr_env_known(text)) {
-                std::fprintf(stderr, "strata_ops: warning: %s='%s' is not one of %s; using staged\n", kSelectorVariable,
-                             text, kSelectorValues);
-            }
-        }
-        env.want = fused_gr_env_variant(env.present, fused_gr_env_character(env.text));
-        const char* fuse = std::getenv(kQ8FuseVariable);
-        env.q8_columns = fuse != nullptr && std::strcmp(fuse, "1") == 0 ? kUpWide : kUpNarrow;
-        return env;
-    }();
+    static const Environment read;
     return read;
 }
 
-struct DeviceState {
-    VendorDevice facts{};
-    int variant = kHcStaged;
-};
+// ---------------------------------------------------------------------------------------------------------------
+// Devices
 
 const char* variant_name(int variant) { return fused_gr_find(variant)->name; }
 
-// The state of `device`, which is made on first use; null, with a report, where the device cannot be used.
-const DeviceState* device_state(int device, Report* report) {
+struct Device {
+    int index = 0;
+    VendorDevice facts{};
+    bool gfx12 = false;
+
+    std::mutex check_mutex;  // held while the self-test runs
+    std::atomic<CheckState> state{CheckState::NotRun};
+
+    // What reads ask for; written under check_mutex, before `state`.
+    std::atomic<int> variant{kHcStaged};
+    std::atomic<int> q8_columns{kUpNarrow};
+    std::atomic<bool> plain_wrong{false};
+    std::atomic<bool> runtime_geometry_wrong{false};
+
+    // What `describe` tells; under check_mutex.
+    Gates gates;
+    std::string why;
+    std::string first_difference;
+};
+
+std::string selector_phrase(const Environment& env) {
+    if (!env.present) return std::string(kSelectorVariable) + " is unset";
+    return std::string(kSelectorVariable) + "='" + env.text.substr(0, 64) + "'";
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// What is said about a choice, once a device. docs/variants.md has the table.
+
+void say_choice(const Device& device, const SelftestResult& result, LogLines& lines) {
+    const Environment& env = environment();
+    const char* arch = device.facts.arch;
+    const bool asked = env.want == kHcRegisterHalf;
+    if (env.present && !fused_gr_env_known(env.text)) {
+        lines.add(LogLevel::Warning, "%s on %s:%d names no variant; it takes %s. Using staged",
+                  selector_phrase(env).c_str(), kBackendName, device.index, kSelectorValues);
+    }
+    if (!env.selftest) {
+        lines.add(asked ? LogLevel::Warning : LogLevel::Info,
+                  "%s=0: no self-test on %s:%d (%s); no variant above staged will run", kSelftestVariable, kBackendName,
+                  device.index, arch);
+        return;
+    }
+    if (asked && !device.gfx12) {
+        lines.add(LogLevel::Warning, "%s=7 on %s:%d: P4 is restricted to gfx1200 and gfx1201, and this is %s; %s runs",
+                  kSelectorVariable, kBackendName, device.index, arch, variant_name(device.variant));
+    }
+    if (!asked && device.gfx12) {
+        lines.add(LogLevel::Info, "%s:%d is %s: P4 is opt-in through %s=7", kBackendName, device.index, arch,
+                  kSelectorVariable);
+    }
+    if (asked && device.gfx12 && env.arch_override) {
+        lines.add(LogLevel::Warning,
+                  "%s is set: %s:%d only says that it is %s. P4 runs there if the self-test finds it right",
+                  kArchOverrideVariable, kBackendName, device.index, arch);
+    }
+    if (asked && device.gfx12) {
+        if (device.variant == kHcRegisterHalf) {
+            lines.add(LogLevel::Info, "%s:%d (%s): P4 passed bitwise parity with staged and is selected", kBackendName,
+                      device.index, arch);
+        } else {
+            const char* reason = result.candidate_error[0] != '\0' ? result.candidate_error
+                                 : !result.gates.staged            ? "staged itself differs from plain"
+                                                                   : "its bits differ from staged's";
+            lines.add(LogLevel::Warning, "%s:%d (%s): P4 was asked for and is refused: %s; %s runs", kBackendName,
+                      device.index, arch, reason, variant_name(device.variant));
+        }
+    }
+    const bool selftest_ok = result.gates.state == CheckState::Completed && result.gates.plain && result.gates.split &&
+                             result.gates.staged && result.gates.wide_up;
+    if (fused_gr_p4_q32_parity_marker_ok(selftest_ok, env.q8_wide, result.gates.staged, result.gates.p4)) {
+        lines.add(LogLevel::Info, "%s", kParityMarker);
+    }
+    if (!result.gates.split || !result.gates.staged || !result.gates.wide_up) {
+        lines.add(LogLevel::Warning, "self-test on %s:%d (%s): %s%s%sdiffers from plain; %s runs", kBackendName,
+                  device.index, arch, result.gates.split ? "" : "split ", result.gates.staged ? "" : "staged ",
+                  result.gates.wide_up ? "" : "the 32-column up kernel ", variant_name(device.variant));
+    }
+}
+
+// The device's entry, made on first use; null, with a report, where the device cannot be used.
+Device* find_device(int index, Report* report) {
     static std::mutex mutex;
-    static std::map<int, DeviceState> states;
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (const auto known = states.find(device); known != states.end()) return &known->second;
+    static std::map<int, std::unique_ptr<Device>> devices;
+    std::unique_lock<std::mutex> lock(mutex);
+    if (const auto known = devices.find(index); known != devices.end()) return known->second.get();
 
     const RelaxedCapture relaxed;  // loading kernels is no part of anybody's graph
-    const CurrentDevice current(device);
+    const CurrentDevice current(index);
     if (current.error() != 0) {
         report_error(report, current.error(), "making the device current");
         return nullptr;
     }
-    DeviceState state;
-    if (const int code = query_device(device, &state.facts)) {
+    auto device = std::make_unique<Device>();
+    device->index = index;
+    if (const int code = query_device(index, &device->facts)) {
         report_error(report, code, "asking for the device's properties");
         return nullptr;
     }
-    if (const int code = fused_gr_prepare(state.facts.shared_bytes)) {
+    if (const int code = fused_gr_prepare(device->facts.shared_bytes)) {
         report_error(report, code, "loading the kernels");
         const std::string said = report->text;
-        report->say("%s (%s:%d is %s; this library was built for %s)", said.c_str(), kBackendName, device,
-                    state.facts.arch, STRATA_BUILT_FOR);
+        report->say("%s (%s:%d is %s; this library was built for %s)", said.c_str(), kBackendName, index,
+                    device->facts.arch, STRATA_BUILT_FOR);
         return nullptr;
     }
-    state.variant = fused_gr_capped_at_staged(environment().want);
-    return &states.emplace(device, state).first->second;
+    const Environment& env = environment();
+    device->gfx12 = arch_is_gfx12(device->facts.arch);
+    device->variant = fused_gr_capped_at_staged(env.want);
+    device->q8_columns = env.q8_wide ? kUpWide : kUpNarrow;
+    device->why = selector_phrase(env) + "; the self-test has not run";
+    if (!env.selftest) {
+        device->state = CheckState::Skipped;
+        device->gates.state = CheckState::Skipped;
+        device->why =
+            selector_phrase(env) + "; " + kSelftestVariable + "=0 skips the self-test, so at most staged runs";
+    }
+    Device* const made = devices.emplace(index, std::move(device)).first->second.get();
+    lock.unlock();
+    if (!env.selftest) {
+        LogLines lines;
+        say_choice(*made, {}, lines);
+        lines.say();
+    }
+    return made;
 }
+
+void plain_is_wrong(const Device& device, Report* report) {
+    report->say(
+        "%s:%d (%s) does not compute what the CPU does: the self-test's plain variant differs "
+        "in %s. Use the CPU and report the output of `python -m strata_ops parity`; %s=0 runs the device all "
+        "the same",
+        kBackendName, device.index, device.facts.arch, device.first_difference.c_str(), kSelftestVariable);
+}
+
+// Runs the self-test now and latches what it says. check_mutex is held. False, with a report, where it did not
+// complete.
+bool run_check(Device& device, CheckVisitor visit, void* context, LogLines& lines, Report* report) {
+    const Environment& env = environment();
+    SelftestRequest request{};
+    request.device = device.index;
+    request.shared_limit = device.facts.shared_bytes;
+    request.candidate = fused_gr_p4_selftest_requested(env.want, device.gfx12);
+    request.case_stride = fault_case_stride();
+    request.visit = visit;
+    request.context = context;
+    SelftestResult result;
+    {
+        const RelaxedCapture relaxed;  // another thread's capture is not disturbed
+        const CurrentDevice current(device.index);
+        if (current.error() != 0) {
+            report_error(report, current.error(), "making the device current");
+            result.gates.state = CheckState::NotCompleted;
+        } else {
+            result = fused_gr_selftest(request, report);
+        }
+    }
+    device.gates = result.gates;
+    if (result.gates.state == CheckState::NotCompleted) {
+        device.variant = fused_gr_capped_at_staged(env.want);
+        device.why = selector_phrase(env) + "; the self-test did not complete: " + report->text;
+        device.state = result.gates.state;
+        lines.add(LogLevel::Warning, "%s; %s runs, and P4 cannot until strata_ops.check(%d) completes", report->text,
+                  variant_name(device.variant), device.index);
+        return false;
+    }
+    const Gates& gates = result.gates;
+    const bool p4_gate = fused_gr_p4_parity_gate(device.gfx12, gates.staged, gates.p4);
+    device.variant = fused_gr_select(env.want, gates.split, gates.staged, p4_gate);
+    device.q8_columns = env.q8_wide && gates.wide_up ? kUpWide : kUpNarrow;
+    device.first_difference = result.first_difference;
+    device.plain_wrong = !gates.plain;
+    device.runtime_geometry_wrong = !gates.runtime_geometry;
+    device.why = selector_phrase(env);
+    if (!gates.plain) {
+        device.why += "; plain differs from the CPU in " + device.first_difference + ", so reads are refused";
+        device.gates.split = device.gates.staged = device.gates.wide_up = device.gates.runtime_geometry = false;
+        device.gates.p4 = false;
+        device.variant = kHcPlain;
+    } else if (env.want == device.variant) {
+        device.why += "; it passed the self-test";
+    } else if (env.want == kHcRegisterHalf && !device.gfx12) {
+        device.why += "; P4 is for gfx1200 and gfx1201 only";
+    } else if (env.want == kHcRegisterHalf) {
+        device.why += std::string("; P4 did not pass the self-test ") + result.candidate_error;
+    } else {
+        device.why += std::string("; ") + variant_name(env.want) + " did not pass the self-test";
+    }
+    device.state = gates.state;
+    if (!gates.plain) {
+        Report said;
+        plain_is_wrong(device, &said);
+        lines.add(LogLevel::Error, "%s", said.text);
+    } else {
+        say_choice(device, result, lines);
+    }
+    return true;
+}
+
+// The check of the first read. Nothing where it has run, is to be skipped, or `stream` is capturing.
+bool check_once(Device& device, Stream stream, Report* report) {
+    if (device.state != CheckState::NotRun) return true;
+    bool capturing = false;
+    if (const int code = stream_is_capturing(stream, &capturing)) {
+        report_error(report, code, "asking whether the stream is capturing");
+        return false;
+    }
+    if (capturing) return true;
+    LogLines lines;
+    {
+        const std::lock_guard<std::mutex> lock(device.check_mutex);
+        if (device.state != CheckState::NotRun) return true;
+        Report check_report;  // a check that did not complete is logged, and the established variant runs
+        run_check(device, nullptr, nullptr, lines, &check_report);
+    }
+    lines.say();
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The backend table's functions
 
 int device_count(Report* report) {
     int count = 0;
@@ -92,64 +297,20 @@ int device_count(Report* report) {
     return -1;
 }
 
-bool describe(int device, DeviceFacts* out, Report* report) {
-    const DeviceState* state = device_state(device, report);
-    if (state == nullptr) return false;
-    const Environment& env = environment();
-    std::snprintf(out->name, sizeof out->name, "%s", state->facts.name);
-    std::snprintf(out->arch, sizeof out->arch, "%s", state->facts.arch);
-    out->wave_width = state->facts.wave_width;
-    out->compute_units = state->facts.compute_units;
-    out->shared_bytes = static_cast<std::int64_t>(state->facts.shared_bytes);
-    std::snprintf(out->want, sizeof out->want, "%s", variant_name(env.want));
-    std::snprintf(out->chosen, sizeof out->chosen, "%s", variant_name(state->variant));
-    const char* cap = "";
-    if (env.want != state->variant) {
-        cap = arch_is_gfx12(state->facts.arch) ? "; capped at staged, since no self-test has compared P4 with it"
-                                               : "; P4 is for gfx1200 and gfx1201 only";
-    }
-    if (env.present) {
-        std::snprintf(out->why, sizeof out->why, "%s='%.64s'%s%s", kSelectorVariable, env.text.c_str(),
-                      fused_gr_env_known(env.text) ? "" : " names no variant", cap);
-    } else {
-        std::snprintf(out->why, sizeof out->why, "%s is unset", kSelectorVariable);
-    }
+bool describe(int index, DeviceFacts* out, Report* report) {
+    Device* device = find_device(index, report);
+    if (device == nullptr) return false;
+    std::snprintf(out->name, sizeof out->name, "%s", device->facts.name);
+    std::snprintf(out->arch, sizeof out->arch, "%s", device->facts.arch);
+    out->wave_width = device->facts.wave_width;
+    out->compute_units = device->facts.compute_units;
+    out->shared_bytes = static_cast<std::int64_t>(device->facts.shared_bytes);
+    std::snprintf(out->want, sizeof out->want, "%s", variant_name(environment().want));
+    std::snprintf(out->chosen, sizeof out->chosen, "%s", variant_name(device->variant));
+    const std::lock_guard<std::mutex> lock(device->check_mutex);
+    std::snprintf(out->why, sizeof out->why, "%s", device->why.c_str());
+    out->gates = device->gates;
     return true;
-}
-
-constexpr const char* kWrongGeometry =
-    "fused_gr_read: the variant '%s' is compiled for N=2560, HC=4, LR=320 alone; 'runtime_geometry' takes others";
-
-std::int64_t scratch_size(const Geometry* geometry, std::int64_t tokens) { return scratch_bytes(*geometry, tokens); }
-
-bool read(const ReadArgs* args, const ReadChoice* choice, int device, void* stream, Report* report) {
-    // An error that was there before this call is not ours: it stays for whoever made it.
-    if (const int before = pending_error(); before != 0 && fused_gr_context_fatal(before, kBackend)) {
-        report->code = before;
-        report->say(
-            "fused_gr_read: an earlier failure in this process, not of strata_ops, left the device unusable: "
-            "%s (%d, %s)",
-            error_name(before), before, error_text(before));
-        return false;
-    }
-    const DeviceState* state = device_state(device, report);
-    if (state == nullptr) return false;
-    int variant = state->variant;
-    if (choice->variant != nullptr) {
-        const GrVariant* row = fused_gr_find(choice->variant);
-        if (row == nullptr) {
-            report->say("fused_gr_read: there is no variant '%s'", choice->variant);
-            return false;
-        }
-        if (row->value != kHcRuntimeGeometry && args->geometry != kModelGeometry) {
-            report->say(kWrongGeometry, row->name);
-            return false;
-        }
-        variant = row->value;
-    }
-    const int q8_columns = choice->q8_columns != 0 ? choice->q8_columns : environment().q8_columns;
-    return fused_gr_read_multi(*args, variant, q8_columns, state->facts.shared_bytes, static_cast<Stream>(stream),
-                               report);
 }
 
 // The names of all variants, comma separated.
@@ -162,17 +323,86 @@ const char* variant_list() {
     return list.c_str();
 }
 
+constexpr const char* kWrongGeometry =
+    "the variant '%s' is compiled for N=2560, HC=4, LR=320 alone; 'runtime_geometry' takes others";
+
+std::int64_t scratch_size(const Geometry* geometry, std::int64_t tokens) { return scratch_bytes(*geometry, tokens); }
+
+bool read(const ReadArgs* args, const ReadChoice* choice, int index, void* raw_stream, Report* report) {
+    // An error that was there before this call is not ours: it stays for whoever made it.
+    if (const int before = pending_error(); before != 0 && fused_gr_context_fatal(before, kBackend)) {
+        report->code = before;
+        report->say(
+            "an earlier failure in this process, not of strata_ops, left the device unusable: "
+            "%s (%d, %s)",
+            error_name(before), before, error_text(before));
+        return false;
+    }
+    const auto stream = static_cast<Stream>(raw_stream);
+    Device* device = find_device(index, report);
+    if (device == nullptr) return false;
+    const std::size_t shared_limit = device->facts.shared_bytes;
+
+    if (choice->variant != nullptr) {  // forced: no gate
+        const GrVariant* row = fused_gr_find(choice->variant);
+        if (row == nullptr) {
+            report->say("there is no variant '%s'; there are %s", choice->variant, variant_list());
+            return false;
+        }
+        if (row->value != kHcRuntimeGeometry && args->geometry != kModelGeometry) {
+            report->say(kWrongGeometry, row->name);
+            return false;
+        }
+        const int columns = choice->q8_columns != 0 ? choice->q8_columns : device->q8_columns.load();
+        return fused_gr_read_multi(*args, row->value, columns, shared_limit, stream, report);
+    }
+
+    if (!check_once(*device, stream, report)) return false;
+    if (device->plain_wrong) {
+        plain_is_wrong(*device, report);
+        return false;
+    }
+    if (args->geometry != kModelGeometry && device->runtime_geometry_wrong) {
+        report->say(
+            "%s:%d (%s): the kernels for this geometry differ from plain in the self-test; use "
+            "the CPU, or the geometry 2560/4/320; %s=0 runs them all the same",
+            kBackendName, index, device->facts.arch, kSelftestVariable);
+        return false;
+    }
+    return fused_gr_read_multi(*args, device->variant, device->q8_columns, shared_limit, stream, report);
+}
+
+void set_log(LogSink sink) { log_sink = sink; }
+
+bool check(int index, CheckVisitor visit, void* context, Report* report) {
+    Device* device = find_device(index, report);
+    if (device == nullptr) return false;
+    if (!environment().selftest) {
+        report->say("%s=0 was set when the device was first used: the self-test is skipped in this process",
+                    kSelftestVariable);
+        return false;
+    }
+    LogLines lines;
+    bool completed = false;
+    {
+        const std::lock_guard<std::mutex> lock(device->check_mutex);
+        completed = run_check(*device, visit, context, lines, report);
+    }
+    lines.say();
+    return completed;
+}
+
 }  // namespace
 
 int fused_gr_variant(int device, Report* report) {
-    const DeviceState* state = device_state(device, report);
-    return state == nullptr ? -1 : state->variant;
+    const Device* entry = find_device(device, report);
+    return entry == nullptr ? -1 : entry->variant.load();
 }
 
 void report_error(Report* report, int code, const char* call) {
-    take_error();
+    if (!fused_gr_context_fatal(code, kBackend)) take_error();
     report->code = code;
-    report->say("fused_gr_read: %s failed: %s (%d): %s", call, error_name(code), code, error_text(code));
+    report->say("%s failed: %s (%d): %s", call, error_name(code), code, error_text(code));
 }
 
 }  // namespace strata::gpu
@@ -180,6 +410,7 @@ void report_error(Report* report, int code, const char* call) {
 extern "C" __attribute__((visibility("default"))) const strata::Backend* strata_backend() {
     using namespace strata;
     static const Backend backend{kBackendAbi,       gpu::kBackendName, STRATA_BUILT_FOR,  gpu::variant_list(),
-                                 gpu::device_count, gpu::describe,     gpu::scratch_size, gpu::read};
+                                 gpu::device_count, gpu::describe,     gpu::scratch_size, gpu::read,
+                                 gpu::set_log,      gpu::check};
     return &backend;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/launch_plan.hpp"
+#include "gpu/faults.hpp"
 #include "gpu/group_args.hpp"
 #include "gpu/lanes.cuh"
 
@@ -108,6 +109,7 @@ __device__ __forceinline__ void store_row(const GroupArgs& args, const float (&s
         const float sum = tree_sum(sums[k]);
         if (logical_lane() == k) mine = sum;
     }
+    if (planted(Fault::kWrongArithmetic)) mine = bits_float(float_bits(mine) ^ 1u);
     const int token = logical_lane();
     if (token >= args.tokens || token >= kTokens) return;
     if (inject) {

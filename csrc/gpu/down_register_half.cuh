@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/down_staged.cuh"
+#include "gpu/faults.hpp"
 
 namespace strata::gpu {
 
@@ -31,8 +32,9 @@ __device__ __forceinline__ void hc_load_all(HcChain<I>& chain, const GroupArgs& 
 template <int SLOT, int I>
 __device__ __forceinline__ void hc_scatter_all(const HcChain<I>& chain, Float4* buffer, int tokens) {
     const Slot slot = tile_slot(SLOT);
-    if (slot_filled(SLOT, tokens)) {
-        store_float4(buffer + slot.token * kTileFloat4s + PlaneLayout::place(slot.f), chain.head);
+    if (slot_filled(SLOT, planted(Fault::kTokenSkipped) ? tokens - 1 : tokens)) {
+        const int place = planted(Fault::kWrongSwizzle) ? RowLayout::place(slot.f) : PlaneLayout::place(slot.f);
+        store_float4(buffer + slot.token * kTileFloat4s + place, chain.head);
     }
     if constexpr (I > 0) hc_scatter_all<SLOT + 1>(chain.tail, buffer, tokens);
 }
@@ -67,7 +69,7 @@ __global__ void __launch_bounds__(kDownThreads, 1) gr_down_register_half_kernel(
     stage_htile<MAX_T>(buffers, args, tokens, 0);
     stage_htile<MAX_T>(buffers + buffer_size, args, tokens, 1);
     copy_async_commit();
-    hc_load_all<0>(half_a, args, tokens, 2);
+    if (!planted(Fault::kHalfANotLoaded)) hc_load_all<0>(half_a, args, tokens, 2);
     copy_async_wait<0>();
     settle_row_tile(weights);
 
@@ -78,11 +80,13 @@ __global__ void __launch_bounds__(kDownThreads, 1) gr_down_register_half_kernel(
         if (h + 1 < kTiles) load_row_tile(next_weights, row, h + 1);
         local_barrier();
         add_tile<MAX_T, EXACT_T, PlaneLayout>(sums, weights, tile, tokens, [&](int round) {
-            if (round == kHalfBRound && h + 2 < kTiles) hc_load_all<kHalfA>(half_b, args, tokens, h + 2);
+            if (planted(Fault::kIdleSkipHalfB) && !row.active) return;
+            const int next = planted(Fault::kHalfBWrongTile) ? h + 1 : h + 2;
+            if (round == kHalfBRound && h + 2 < kTiles) hc_load_all<kHalfA>(half_b, args, tokens, next);
         });
 #pragma unroll
         for (float& sum : sums) settle(sum);
-        local_barrier();
+        if (!planted(Fault::kMissingBarrier)) local_barrier();
         hc_settle_all(half_b);
         if (h + 2 < kTiles) {
             hc_scatter_all<0>(half_a, tile, tokens);
@@ -92,6 +96,7 @@ __global__ void __launch_bounds__(kDownThreads, 1) gr_down_register_half_kernel(
         for (int round = 0; round < kTileRounds; ++round) weights[round] = next_weights[round];
         if (h + 3 < kTiles) hc_load_all<0>(half_a, args, tokens, h + 3);
     }
+    if (planted(Fault::kOutOfBounds)) args.lo[std::int64_t{1} << 40] = sums[0];
     store_row(args, sums, row);
 }
 

@@ -5,6 +5,7 @@
 #include "gpu/down_plain.cuh"
 #include "gpu/down_register_half.cuh"
 #include "gpu/down_staged.cuh"
+#include "gpu/faults.hpp"
 #include "gpu/fused_gr.hpp"
 #include "gpu/norm.cuh"
 #include "gpu/runtime_geometry.cuh"
@@ -159,6 +160,7 @@ bool read_group_runtime(const Launcher& launch, const GroupArgs& group) {
 bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, std::size_t shared_limit, Stream stream,
                          Report* report) {
     const bool tuned = args.geometry == kModelGeometry && variant != kHcRuntimeGeometry;
+    if (fault_before_read(tuned ? variant : kHcRuntimeGeometry)) return true;
     const Launcher launcher(stream, report);
     for (std::int64_t i = 0; i < part_count(args.tokens, kMaxTokens); ++i) {
         const TokenPart part = token_part(args.tokens, kMaxTokens, i);
@@ -167,6 +169,7 @@ bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, std:
                                   : read_group_runtime(launcher, group);
         if (!queued) return false;
     }
+    fault_after_read(args, stream);
     return true;
 }
 

@@ -233,6 +233,31 @@ std::vector<std::string> names_of(const char* list) {
     }
 }
 
+const char* state_name(CheckState state) {
+    switch (state) {
+        case CheckState::NotRun:
+            return "not run";
+        case CheckState::Skipped:
+            return "skipped";
+        case CheckState::NotCompleted:
+            return "not completed";
+        default:
+            return "completed";
+    }
+}
+
+py::dict gates_dict(const Gates& gates) {
+    py::dict d;
+    d["state"] = state_name(gates.state);
+    d["plain"] = gates.plain;
+    d["split"] = gates.split;
+    d["staged"] = gates.staged;
+    d["wide_up"] = gates.wide_up;
+    d["runtime_geometry"] = gates.runtime_geometry;
+    d["p4"] = gates.p4;
+    return d;
+}
+
 py::dict device_dict(const Backend& backend, int device) {
     DeviceFacts facts{};
     Report report;
@@ -252,7 +277,72 @@ py::dict device_dict(const Backend& backend, int device) {
     d["want"] = facts.want;
     d["chosen"] = facts.chosen;
     d["why"] = facts.why;
+    if (backend.check != nullptr) d["gates"] = gates_dict(facts.gates);
     return d;
+}
+
+// Runs the self-test of a device and returns its comparisons, each as a dictionary.
+py::list check_device(const Backend& backend, int device) {
+    std::vector<CheckLine> lines;
+    Report report;
+    bool completed = false;
+    {
+        py::gil_scoped_release others_run;  // and may log
+        completed = backend.check(
+            device,
+            [](const CheckLine* line, void* context) {
+                static_cast<std::vector<CheckLine>*>(context)->push_back(*line);
+            },
+            &lines, &report);
+    }
+    if (!completed) throw std::runtime_error(report.text);
+    py::list all;
+    for (const CheckLine& line : lines) {
+        py::dict d;
+        d["tokens"] = line.tokens;
+        d["fold"] = line.fold;
+        d["inject"] = line.inject;
+        d["q8_1"] = line.q8_1;
+        d["variant"] = line.variant;
+        d["q8_columns"] = line.q8_columns;
+        d["against"] = line.against;
+        d["equal"] = line.equal;
+        if (!line.equal) {
+            py::dict difference;
+            difference["output"] = line.output;
+            // Of plain and the CPU only hashes are compared here, and no element is known.
+            const bool element = line.expected != line.got;
+            difference["index"] = element ? py::cast(line.index) : py::none();
+            difference["expected"] = element ? py::cast(line.expected) : py::none();
+            difference["got"] = element ? py::cast(line.got) : py::none();
+            d["first_difference"] = difference;
+        }
+        all.append(d);
+    }
+    return all;
+}
+
+// Lines of all backends go to this callable of (level, line). It lives as long as the process: a backend may speak
+// until then.
+py::object* listener = nullptr;
+
+void tell_listener(LogLevel level, const char* line) {
+    if (!Py_IsInitialized()) {
+        std::fprintf(stderr, "strata_ops: %s\n", line);
+        return;
+    }
+    const py::gil_scoped_acquire gil;
+    try {
+        (*listener)(static_cast<int>(level), line);
+    } catch (py::error_already_set& error) {  // a logging handler's own failure does not fail a read
+        error.discard_as_unraisable("strata_ops: logging");
+    }
+}
+
+void listen(const Backend& backend, py::object callable) {
+    if (listener == nullptr) listener = new py::object;
+    *listener = std::move(callable);
+    if (backend.set_log != nullptr) backend.set_log(tell_listener);
 }
 
 void bind_backends(py::module_& m) {
@@ -272,6 +362,10 @@ void bind_backends(py::module_& m) {
             },
             "Devices that can be used; RuntimeError with the runtime's reason where there are none.")
         .def("describe", device_dict, py::arg("device"))
+        .def_property_readonly("has_check", [](const Backend& b) { return b.check != nullptr; })
+        .def("check", check_device, py::arg("device"),
+             "Runs the self-test of a device: a list of comparisons. RuntimeError where it did not complete.")
+        .def("listen", listen, py::arg("callable"), "Sends what the backend says to callable(level, line).")
         .def(
             "scratch_size",
             [](const Backend& b, std::int64_t width, std::int64_t streams, std::int64_t rank, std::int64_t tokens) {

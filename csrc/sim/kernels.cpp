@@ -2,3 +2,4 @@
 // no kernel may be instantiated in another one: the linker keeps one copy of a template's instance, and with a copy
 // that is not instrumented every detector would be silent.
 #include "gpu/launch.cu"
+#include "gpu/selftest.cu"

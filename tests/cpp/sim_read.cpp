@@ -366,12 +366,13 @@ void check_geometries(const char* lanes) {
         const Inputs in = make_inputs(g, 17);
         for (const bool fold : {false, true}) {
             const Outputs expected = cpu_answer(in, fold);
-            for (std::uint64_t seed = 0; seed < 3; ++seed) {
+            const bool large = g.width > 1000;
+            for (std::uint64_t seed = 0; seed < (large ? 1 : 2); ++seed) {
                 OpenCard card(wave64 ? "gfx90a" : "gfx1100", seed);
                 for (const bool inject : {false, true}) {
                     for (const bool q8_1 : {false, true}) {
+                        if (large && inject != q8_1) continue;
                         for (const std::int64_t tokens : {1, 2, 5, 8, 17}) {
-                            if (g.width > 1000 && (tokens == 2 || tokens == 5 || seed > 0)) continue;
                             check_read(card, in, kHcStaged, 16, tokens, {fold, inject, q8_1}, expected);
                         }
                     }

@@ -71,10 +71,19 @@ __forceinline__ void settle(T&) {}
 // Orders this thread's accesses to global memory before its later ones, as seen by every block.
 __forceinline__ void fence() { sim::fence(); }
 
+#if defined(STRATA_FAULTS)
+inline bool narrow_masks = false;  // planted: every mask names the first kLanes lanes of its wave
+#endif
+
 // `value` of the lane whose number differs by `mask`, within a group of kLanes. All lanes of the group must call; on a
 // 64-lane wave the other group may be elsewhere, so the mask names this group's lanes and no others.
 __forceinline__ std::uint32_t shuffle_xor(std::uint32_t value, int mask) {
-    const std::uint64_t group = std::uint64_t{0xffffffff} << (sim::wave_lane() / kLanes * kLanes);
+#if defined(STRATA_FAULTS)
+    const bool narrow = narrow_masks;
+#else
+    constexpr bool narrow = false;
+#endif
+    const std::uint64_t group = std::uint64_t{0xffffffff} << (narrow ? 0 : sim::wave_lane() / kLanes * kLanes);
     return sim::shuffle(sim::Shuffle::Xor, group, value, mask, kLanes);
 }
 __forceinline__ float shuffle_xor(float value, int mask) { return bits_float(shuffle_xor(float_bits(value), mask)); }

@@ -1,0 +1,109 @@
+// The self-test's cases, their inputs and the hash of an answer: the same on the host and on every device, so that no
+// random numbers travel and the CPU's answers can be kept as hashes (selftest_hashes.inc).
+#pragma once
+
+#include <cstdint>
+
+#include "common/arithmetic.hpp"
+#include "common/geometry.hpp"
+
+namespace strata {
+
+// ---------------------------------------------------------------------------------------------------------------
+// Cases: T = 1..8 with a pending write, inject rows and q8_1 each off and on.
+
+struct SelftestCase {
+    int tokens;
+    bool fold;
+    bool inject;
+    bool q8_1;
+};
+
+inline constexpr int kSelftestCases = kMaxTokens * 8;
+
+constexpr SelftestCase selftest_case(int index) {
+    return {1 + index / 8, (index & 4) != 0, (index & 2) != 0, (index & 1) != 0};
+}
+
+// The outputs in the order in which hashes are kept.
+inline constexpr int kSelftestOutputs = 6;
+inline constexpr const char* kSelftestOutputNames[kSelftestOutputs] = {"mixed", "inject", "residual_out",
+                                                                       "lo",    "rs",     "q8_1"};
+
+// ---------------------------------------------------------------------------------------------------------------
+// Inputs. Element i of an input is a function of the input's kind and i alone: any thread can make any element.
+
+enum class SelftestInput : std::uint32_t { Residual, BlockOut, InjectPrev, WNorm, WDown, WUp, WInject };
+
+inline constexpr float kSelftestEps = 1e-6f;
+
+// 32 well mixed bits (two rounds of multiply and shift over a counter; the constants are odd numbers of our choice).
+STRATA_HOST_DEVICE std::uint32_t selftest_bits(SelftestInput input, std::uint64_t index) {
+    std::uint64_t x =
+        (index + 1) * 0x9d3c5a8f1b2e6d47ull + (static_cast<std::uint64_t>(input) + 1) * 0xc2b7e1518d94f3a5ull;
+    x ^= x >> 31;
+    x *= 0xd6a1f3957be20c8bull;
+    x ^= x >> 29;
+    x *= 0xa3f74d9162c8be15ull;
+    return static_cast<std::uint32_t>(x >> 32);
+}
+
+// Uniform in [-1, 1), exact in fp32.
+STRATA_HOST_DEVICE float selftest_uniform(std::uint32_t bits) {
+    return static_cast<float>(static_cast<std::int32_t>(bits) >> 8) * 0x1p-23f;
+}
+
+// The last token of the T = 8 cases has one NaN, with a payload, in stream 1, and an infinity in stream 2.
+inline constexpr std::uint64_t kSelftestNan =
+    static_cast<std::uint64_t>((kMaxTokens - 1) * kModelGeometry.depth() + kModelGeometry.width + 1234);
+inline constexpr std::uint64_t kSelftestInfinity = kSelftestNan + static_cast<std::uint64_t>(kModelGeometry.width);
+
+// Of a checkpoint's magnitudes. Two residuals in 128 are values that hide badly: a zero of either sign, a subnormal, a
+// large one.
+STRATA_HOST_DEVICE float selftest_value(SelftestInput input, std::uint64_t index) {
+    const std::uint32_t bits = selftest_bits(input, index);
+    const float u = selftest_uniform(bits);
+    switch (input) {
+        case SelftestInput::Residual:
+            if (index == kSelftestNan) return bits_float(0xffa12345u);
+            if (index == kSelftestInfinity) return bits_float(kInfinityBits);
+            switch (bits & 255u) {
+                case 0:
+                    return 0.0f;
+                case 1:
+                    return -0.0f;
+                case 2:
+                    return bits_float(bits >> 10);  // subnormal
+                case 3:
+                    return u * 64.0f;
+                default:
+                    return u * 2.0f;
+            }
+        case SelftestInput::BlockOut:
+            return u;
+        case SelftestInput::InjectPrev:
+            return u * 6.0f;
+        case SelftestInput::WNorm:
+            return 1.0f + u * 0.25f;
+        case SelftestInput::WDown:
+            return u * 0.04f;
+        case SelftestInput::WUp:
+            return u * 0.25f;
+        default:
+            return u * 0.04f;
+    }
+}
+
+// A 64-bit hash over words: what is kept of the CPU's answer.
+inline constexpr std::uint64_t kSelftestHashStart = 0x8f2d6c41b7e953a1ull;
+constexpr std::uint64_t selftest_hash(std::uint64_t hash, std::uint32_t word) {
+    hash = (hash ^ word) * 0xe7c5a9d3f18b6247ull;
+    return hash ^ (hash >> 32);
+}
+
+// bf16 inputs are the upper half of the value's bits.
+STRATA_HOST_DEVICE std::uint16_t selftest_bf16(SelftestInput input, std::uint64_t index) {
+    return static_cast<std::uint16_t>(float_bits(selftest_value(input, index)) >> 16);
+}
+
+}  // namespace strata

@@ -1,0 +1,396 @@
+// The self-test: every variant computes the same cases, and their bytes are compared; plain's with what the CPU says.
+//
+// An error that leaves the device usable costs what it touches: the candidate alone, or the whole check. Any other one
+// ends the process, before anything else is asked of the runtime.
+#include "gpu/vendor.hpp"  // first: it brings the device side of the maths functions
+
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "common/launch_plan.hpp"
+#include "common/selftest_cases.hpp"
+#include "common/selftest_hashes.hpp"
+#include "gpu/selftest.hpp"
+
+namespace strata::gpu {
+namespace {
+
+// ---------------------------------------------------------------------------------------------------------------
+// Inputs, made on the device.
+
+struct FillArgs {
+    SelftestInput input;
+    std::int64_t count;
+    float* floats;          // one of the two is null
+    std::uint16_t* halves;  // bf16
+};
+
+constexpr int kFillThreads = 256;
+constexpr int kFillBlocks = 256;
+
+__global__ void __launch_bounds__(kFillThreads) gr_selftest_fill_kernel(FillArgs args) {
+    const std::int64_t step = std::int64_t{kFillThreads} * kFillBlocks;
+    std::int64_t i = std::int64_t{blockIdx.x} * kFillThreads + threadIdx.x;
+    for (; i < args.count; i += step) {
+        const auto index = static_cast<std::uint64_t>(i);
+        if (args.floats != nullptr) {
+            args.floats[i] = selftest_value(args.input, index);
+        } else {
+            args.halves[i] = selftest_bf16(args.input, index);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Memory: one allocation, cut into pieces with a gap behind each.
+
+constexpr std::size_t kGap = 256;
+
+constexpr std::size_t piece_size(std::size_t bytes) { return (bytes + kGap - 1) / kGap * kGap + kGap; }
+
+constexpr std::size_t float_bytes(std::int64_t count) { return static_cast<std::size_t>(count) * sizeof(float); }
+
+struct Output {
+    const char* name;
+    std::size_t offset;  // from the first output
+    std::size_t bytes;   // 0: not asked for
+};
+
+// The outputs of a case, one behind the other in a block that starts with a gap of its own: the scratch's.
+struct Outputs {
+    Output list[kSelftestOutputs];
+    std::size_t bytes;
+
+    explicit Outputs(const SelftestCase& c) {
+        const Geometry& g = kModelGeometry;
+        const std::size_t q8_bytes = static_cast<std::size_t>(c.tokens * (g.width / kQ8Block) * kQ8Bytes);
+        const std::size_t sizes[kSelftestOutputs] = {
+            float_bytes(c.tokens * g.width),
+            c.inject ? float_bytes(c.tokens * g.streams) : 0,
+            c.fold ? float_bytes(c.tokens * g.depth()) : 0,
+            float_bytes(c.tokens * g.rank),
+            float_bytes(c.tokens * g.streams),
+            c.q8_1 ? q8_bytes : 0,
+        };
+        bytes = kGap;
+        for (int i = 0; i < kSelftestOutputs; ++i) {
+            list[i] = {kSelftestOutputNames[i], bytes, sizes[i]};
+            bytes += piece_size(sizes[i]);
+        }
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------------
+
+// Two sides are poisoned differently, so that an output that neither writes is a difference.
+constexpr int kPoisonReference = 0xa5;
+constexpr int kPoisonCandidate = 0x5a;
+
+using Bytes = std::vector<unsigned char>;
+
+std::uint32_t word_at(const Bytes& bytes, std::size_t offset) {
+    std::uint32_t word;
+    std::memcpy(&word, bytes.data() + offset, sizeof word);
+    return word;
+}
+
+class Selftest {
+  public:
+    Selftest(const SelftestRequest& request, Report* report) : request_(request), report_(report) {}
+
+    SelftestResult run() {
+        Gates& gates = result_.gates;
+        gates.plain = gates.split = gates.staged = gates.wide_up = gates.runtime_geometry = true;
+        candidate_alive_ = request_.candidate;
+        bool completed = open();
+        for (int i = 0; completed && i < kSelftestCases; i += request_.case_stride) completed = run_case(i);
+        gates.p4 = close(&completed) && request_.candidate && candidate_equal_;
+        gates.state = completed ? CheckState::Completed : CheckState::NotCompleted;
+        if (!completed) gates = {CheckState::NotCompleted};
+        return result_;
+    }
+
+  private:
+    enum class Scope { Shared, Candidate };
+
+    // Notes a runtime call's error. Returns whether there was none.
+    bool call(int code, const char* what, Scope scope = Scope::Shared) {
+        if (code == 0) return true;
+        if (fused_gr_context_fatal(code, kBackend)) {
+            std::fprintf(stderr,
+                         "strata_ops: fatal: %s (%d) from %s in the self-test of %s:%d: the device cannot be used any "
+                         "more, ending the process\n",
+                         error_name(code), code, what, kBackendName, request_.device);
+            std::fflush(nullptr);
+            std::_Exit(1);
+        }
+        take_error();
+        if (scope == Scope::Candidate) {
+            candidate_alive_ = false;
+            std::snprintf(result_.candidate_error, sizeof result_.candidate_error, "%s gave %s (%d)", what,
+                          error_name(code), code);
+        } else if (report_->code == 0) {  // the first one is the reason
+            report_->code = code;
+            report_->say("the self-test of %s:%d did not complete: %s gave %s (%d): %s", kBackendName, request_.device,
+                         what, error_name(code), code, error_text(code));
+        }
+        return false;
+    }
+
+    bool open() {
+        const Geometry& g = kModelGeometry;
+        const SelftestCase largest{kMaxTokens, true, true, true};
+        output_bytes_ = Outputs(largest).bytes;
+        const std::size_t scratch = static_cast<std::size_t>(scratch_bytes(g, kMaxTokens));
+        const std::size_t weights = static_cast<std::size_t>(g.rank * g.depth()) * sizeof(std::uint16_t);
+        const std::size_t inject = static_cast<std::size_t>(g.streams * g.depth()) * sizeof(std::uint16_t);
+        const std::size_t sizes[] = {float_bytes(kMaxTokens * g.depth()),
+                                     float_bytes(kMaxTokens * g.width),
+                                     float_bytes(kMaxTokens * g.streams),
+                                     float_bytes(g.depth()),
+                                     weights,
+                                     weights,
+                                     inject,
+                                     scratch + output_bytes_};
+        std::size_t total = 0;
+        for (const std::size_t size : sizes) total += piece_size(size);
+        void* memory = nullptr;
+        if (!call(device_allocate(&memory, total), "allocating memory")) return false;
+        memory_ = static_cast<char*>(memory);
+        std::size_t at = 0;
+        const auto take = [&](std::size_t bytes) {
+            char* piece = memory_ + at;
+            at += piece_size(bytes);
+            return piece;
+        };
+        residual_ = reinterpret_cast<float*>(take(sizes[0]));
+        block_out_ = reinterpret_cast<float*>(take(sizes[1]));
+        inject_prev_ = reinterpret_cast<float*>(take(sizes[2]));
+        w_norm_ = reinterpret_cast<float*>(take(sizes[3]));
+        w_down_ = reinterpret_cast<std::uint16_t*>(take(sizes[4]));
+        w_up_ = reinterpret_cast<std::uint16_t*>(take(sizes[5]));
+        w_inject_ = reinterpret_cast<std::uint16_t*>(take(sizes[6]));
+        scratch_ = take(sizes[7]);
+        outputs_ = scratch_ + scratch;  // the first gap stands between them
+
+        if (!call(stream_create(&stream_), "creating the reference stream")) return false;
+        stream_open_ = true;
+        if (candidate_alive_) {
+            candidate_stream_open_ =
+                call(stream_create(&candidate_stream_), "creating the candidate's stream", Scope::Candidate);
+        }
+        return fill(SelftestInput::Residual, residual_, kMaxTokens * g.depth()) &&
+               fill(SelftestInput::BlockOut, block_out_, kMaxTokens * g.width) &&
+               fill(SelftestInput::InjectPrev, inject_prev_, kMaxTokens * g.streams) &&
+               fill(SelftestInput::WNorm, w_norm_, g.depth()) &&
+               fill(SelftestInput::WDown, w_down_, g.rank * g.depth()) &&
+               fill(SelftestInput::WUp, w_up_, g.rank * g.depth()) &&
+               fill(SelftestInput::WInject, w_inject_, g.streams * g.depth()) &&
+               call(stream_synchronize(stream_), "making the inputs");
+    }
+
+    // Everything is given back whatever happened before. Returns whether the candidate's stream ended well.
+    bool close(bool* completed) {
+        if (candidate_stream_open_) {
+            const bool drained =
+                call(stream_synchronize(candidate_stream_), "the candidate's last synchronisation", Scope::Candidate);
+            const bool destroyed =
+                call(stream_destroy(candidate_stream_), "destroying the candidate's stream", Scope::Candidate);
+            candidate_alive_ = candidate_alive_ && drained && destroyed;
+        }
+        if (stream_open_) {
+            *completed &= call(stream_synchronize(stream_), "the reference's last synchronisation");
+            *completed &= call(stream_destroy(stream_), "destroying the reference stream");
+        }
+        if (memory_ != nullptr) *completed &= call(device_free(memory_), "freeing memory");
+        return candidate_alive_;
+    }
+
+    bool fill(SelftestInput input, float* target, std::int64_t count) { return fill({input, count, target, nullptr}); }
+    bool fill(SelftestInput input, std::uint16_t* target, std::int64_t count) {
+        return fill({input, count, nullptr, target});
+    }
+    bool fill(const FillArgs& args) {
+        return call(launch(gr_selftest_fill_kernel, dim3(kFillBlocks), kFillThreads, 0, stream_, args),
+                    "launching gr_selftest_fill_kernel");
+    }
+
+    ReadArgs read_args(const SelftestCase& c, const Outputs& outputs) const {
+        const auto output = [&](int i) {
+            return outputs.list[i].bytes == 0 ? nullptr : reinterpret_cast<float*>(outputs_ + outputs.list[i].offset);
+        };
+        ReadArgs args{};
+        args.geometry = kModelGeometry;
+        args.tokens = c.tokens;
+        args.eps = kSelftestEps;
+        args.residual = residual_;
+        args.w_norm = w_norm_;
+        args.w_down = w_down_;
+        args.w_up = w_up_;
+        args.w_inject = c.inject ? w_inject_ : nullptr;
+        args.block_out = c.fold ? block_out_ : nullptr;
+        args.inject_prev = c.fold ? inject_prev_ : nullptr;
+        args.mixed = output(0);
+        args.inject = output(1);
+        args.residual_out = output(2);
+        args.lo = output(3);
+        args.rs = output(4);
+        args.q8_1 = reinterpret_cast<std::uint8_t*>(output(5));
+        args.scratch = scratch_;
+        return args;
+    }
+
+    // One read of a case into the output block, and the block to the host.
+    bool read(const SelftestCase& c, const Outputs& outputs, int variant, int q8_columns, int poison, Bytes* host) {
+        const bool candidate = variant == kHcRegisterHalf;
+        const Scope scope = candidate ? Scope::Candidate : Scope::Shared;
+        const Stream stream = candidate ? candidate_stream_ : stream_;
+        const std::size_t scratch = static_cast<std::size_t>(outputs_ - scratch_);
+        if (!call(fill_bytes(scratch_, poison, scratch + outputs.bytes, stream), "poisoning the outputs", scope)) {
+            return false;
+        }
+        if (candidate) ++result_.candidate_reads;
+        Report launch_report;
+        if (!fused_gr_read_multi(read_args(c, outputs), variant, q8_columns, request_.shared_limit, stream,
+                                 &launch_report)) {
+            return call(launch_report.code, "launching a read", scope);
+        }
+        host->resize(outputs.bytes);
+        return call(copy_to_host(host->data(), outputs_, outputs.bytes, stream), "reading back", scope) &&
+               call(stream_synchronize(stream), "waiting for a read", scope);
+    }
+
+    // The gaps between the outputs still hold the poison.
+    static bool gaps_intact(const Bytes& host, const Outputs& outputs, int poison, CheckLine* line) {
+        std::size_t at = 0;
+        for (int i = 0; i <= kSelftestOutputs; ++i) {
+            const std::size_t end = i < kSelftestOutputs ? outputs.list[i].offset : outputs.bytes;
+            for (; at < end; ++at) {
+                if (host[at] == poison) continue;
+                line->output = "memory between the outputs";
+                line->index = static_cast<std::int64_t>(at / sizeof(std::uint32_t));
+                line->expected = static_cast<std::uint32_t>(poison) * 0x01010101u;
+                line->got = word_at(host, at / sizeof(std::uint32_t) * sizeof(std::uint32_t));
+                return false;
+            }
+            if (i < kSelftestOutputs) at += outputs.list[i].bytes;
+        }
+        return true;
+    }
+
+    static bool same_bytes(const Bytes& expected, const Bytes& got, const Outputs& outputs, CheckLine* line) {
+        for (const Output& output : outputs.list) {
+            if (std::memcmp(expected.data() + output.offset, got.data() + output.offset, output.bytes) == 0) continue;
+            for (std::size_t at = 0; at < output.bytes; at += sizeof(std::uint32_t)) {
+                line->expected = word_at(expected, output.offset + at);
+                line->got = word_at(got, output.offset + at);
+                if (line->expected == line->got) continue;
+                line->output = output.name;
+                line->index = static_cast<std::int64_t>(at / sizeof(std::uint32_t));
+                return false;
+            }
+        }
+        return true;
+    }
+
+    static bool same_hashes(const Bytes& got, const Outputs& outputs, int index, CheckLine* line) {
+        for (int i = 0; i < kSelftestOutputs; ++i) {
+            const Output& output = outputs.list[i];
+            std::uint64_t hash = kSelftestHashStart;
+            for (std::size_t at = 0; at < output.bytes; at += sizeof(std::uint32_t)) {
+                hash = selftest_hash(hash, word_at(got, output.offset + at));
+            }
+            if (output.bytes == 0 || hash == kSelftestHashes[index][i]) continue;
+            line->output = output.name;
+            return false;
+        }
+        return true;
+    }
+
+    void report_line(const CheckLine& line) const {
+        if (request_.visit != nullptr) request_.visit(&line, request_.context);
+    }
+
+    static CheckLine blank_line(const SelftestCase& c, int variant, int q8_columns, const char* against) {
+        return {c.tokens, c.fold, c.inject, c.q8_1, fused_gr_find(variant)->name, q8_columns, against, true,
+                "",       0,      0,        0};
+    }
+
+    // Another variant's answer against `expected`. False only where the check cannot go on.
+    bool compare(const SelftestCase& c, const Outputs& outputs, int variant, int q8_columns, const Bytes& expected,
+                 const char* against, bool* equal, Bytes* host) {
+        if (!read(c, outputs, variant, q8_columns, kPoisonCandidate, host)) return false;
+        CheckLine line = blank_line(c, variant, q8_columns, against);
+        line.equal =
+            gaps_intact(*host, outputs, kPoisonCandidate, &line) && same_bytes(expected, *host, outputs, &line);
+        *equal &= line.equal;
+        report_line(line);
+        return true;
+    }
+
+    bool run_case(int index) {
+        const SelftestCase c = selftest_case(index);
+        const Outputs outputs(c);
+        Gates& gates = result_.gates;
+
+        if (!read(c, outputs, kHcPlain, kUpNarrow, kPoisonReference, &plain_)) return false;
+        CheckLine line = blank_line(c, kHcPlain, kUpNarrow, "cpu");
+        line.equal =
+            gaps_intact(plain_, outputs, kPoisonReference, &line) && same_hashes(plain_, outputs, index, &line);
+        if (!line.equal && gates.plain) {
+            std::snprintf(result_.first_difference, sizeof result_.first_difference,
+                          "%s of case T=%d fold=%d inject=%d q8_1=%d", line.output, c.tokens, c.fold, c.inject, c.q8_1);
+        }
+        gates.plain &= line.equal;
+        report_line(line);
+
+        if (!compare(c, outputs, kHcSplit, kUpNarrow, plain_, "plain", &gates.split, &other_) ||
+            !compare(c, outputs, kHcRuntimeGeometry, kUpNarrow, plain_, "plain", &gates.runtime_geometry, &other_)) {
+            return false;
+        }
+        if (c.q8_1 && (!compare(c, outputs, kHcPlain, kUpWide, plain_, "plain", &gates.wide_up, &other_) ||
+                       !compare(c, outputs, kHcStaged, kUpWide, plain_, "plain", &gates.staged, &other_))) {
+            return false;
+        }
+        if (!compare(c, outputs, kHcStaged, kUpNarrow, plain_, "plain", &gates.staged, &staged_)) return false;
+
+        for (const int columns : {kUpNarrow, kUpWide}) {
+            if (!candidate_alive_ || (columns == kUpWide && !c.q8_1)) continue;
+            // A failure here costs the candidate alone.
+            compare(c, outputs, kHcRegisterHalf, columns, staged_, "staged", &candidate_equal_, &other_);
+        }
+        return true;
+    }
+
+    SelftestRequest request_;
+    Report* report_;
+    SelftestResult result_;
+    bool candidate_alive_ = false;
+    bool candidate_equal_ = true;
+
+    char* memory_ = nullptr;
+    float* residual_ = nullptr;
+    float* block_out_ = nullptr;
+    float* inject_prev_ = nullptr;
+    float* w_norm_ = nullptr;
+    std::uint16_t* w_down_ = nullptr;
+    std::uint16_t* w_up_ = nullptr;
+    std::uint16_t* w_inject_ = nullptr;
+    char* scratch_ = nullptr;
+    char* outputs_ = nullptr;
+    std::size_t output_bytes_ = 0;
+    Stream stream_{};
+    Stream candidate_stream_{};
+    bool stream_open_ = false;
+    bool candidate_stream_open_ = false;
+    Bytes plain_, staged_, other_;
+};
+
+}  // namespace
+
+SelftestResult fused_gr_selftest(const SelftestRequest& request, Report* report) {
+    return Selftest(request, report).run();
+}
+
+}  // namespace strata::gpu

@@ -1,0 +1,29 @@
+// The self-test's interface for device.cu: one run on one device, and what it found.
+#pragma once
+
+#include "common/backend.hpp"
+#include "gpu/fused_gr.hpp"
+
+namespace strata::gpu {
+
+struct SelftestRequest {
+    int device;
+    std::size_t shared_limit;
+    bool candidate;       // compare P4 with staged too
+    int case_stride = 1;  // every n-th case: 1, except on the simulated card in tests that only look at the rules
+    CheckVisitor visit = nullptr;
+    void* context = nullptr;
+};
+
+struct SelftestResult {
+    Gates gates;
+    int candidate_reads = 0;          // reads that launched P4
+    char candidate_error[256] = {};   // why P4 could not be compared, where it was asked for and could not
+    char first_difference[256] = {};  // of plain from the CPU's answer
+};
+
+// Compares all variants on the current device. Returns with gates.state NotCompleted and a report where a resource that
+// all of them need failed. A context that is lost, or an error that nobody has classified, ends the process.
+SelftestResult fused_gr_selftest(const SelftestRequest& request, Report* report);
+
+}  // namespace strata::gpu
