@@ -63,7 +63,7 @@ demo: build
 
 test: build
 	@echo "test: C++"
-	@$(in_environment) ctest --test-dir build --output-on-failure
+	@$(in_environment) ctest --test-dir build --output-on-failure --parallel 2
 	@echo "test: Python"
 	@$(python) -m pytest
 	@$(MAKE) --no-print-directory style

@@ -8,7 +8,7 @@ import torch
 
 
 def eager_read(residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev, eps=1e-6):
-    """``residual`` (T, HC, N), ``block_out`` (T, N), ``inject_prev`` (T, HC) and weights in one dtype, ``w_norm`` fp32."""
+    """``residual`` (T, HC, N), ``block_out`` (T, N), ``inject_prev`` (T, HC), weights: one dtype; ``w_norm`` fp32."""
     tokens, streams, width = residual.shape
     gain = 2 * torch.sigmoid(inject_prev / streams)
     residual = residual + block_out.unsqueeze(1) * gain.unsqueeze(2)

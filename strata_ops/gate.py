@@ -69,9 +69,8 @@ def render(report: dict[str, Any]) -> str:
             c for c in report["cases"] if (c["variant"], c["q8_columns"], c["against"]) == (variant, columns, against)
         ]
         unequal = [c for c in cases if not c["equal"]]
-        lines.append(
-            f"  {variant + f', {columns} columns':32} {len(cases) - len(unequal):3} of {len(cases):3} cases equal {against}"
-        )
+        kernel = f"{variant}, {columns} columns"
+        lines.append(f"  {kernel:32} {len(cases) - len(unequal):3} of {len(cases):3} cases equal {against}")
         if unequal:
             lines.append(f"    first difference: {_difference(unequal[0])}")
     return "\n".join(lines)

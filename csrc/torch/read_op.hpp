@@ -27,7 +27,7 @@ class DeviceScope {
 
   private:
     void* stream_ = nullptr;
-    DeviceGuardHandle guard_ = nullptr;
+    [[maybe_unused]] DeviceGuardHandle guard_ = nullptr;  // the CPU needs none
 };
 
 }  // namespace strata
