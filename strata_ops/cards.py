@@ -1,7 +1,7 @@
 """Simulated cards: the GPU kernels' own source, executed on the CPU for a card that need not be there.
 
-A tool for checking, not for work. A read at the model's geometry takes 0.1 to 0.4 s on a fast card and about four times
-that on a strict one, where every access to memory is looked at and what a real card would let pass is an error: a race,
+A tool for checking, not for work. A read at the model's geometry takes 0.05 to 0.25 s on a fast card and two to three
+times that on a strict one, where every access to memory is looked at and what a real card would let pass is an error: a race,
 an access out of bounds, memory that nobody has written, a barrier that part of a block does not reach. The order of
 blocks and threads comes from a seed.
 
@@ -112,7 +112,8 @@ class Card:
         q8_columns: int = 0,
     ) -> FusedGrRead:
         """`strata_ops.fused_gr_read` of CPU tensors on this card. RuntimeError, which names kernel, block, thread and
-        source line, where a kernel does what the card does not allow; the next read is on a fresh card."""
+        source line, where a kernel does what the card does not allow; the next read is on a fresh card. Without a
+        `variant` the card first goes through the gate like any device, which takes about a minute."""
         inputs = [residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev]
         for name, tensor in zip(_core.ARGUMENTS, inputs, strict=False):
             if tensor is not None and tensor.device.type != "cpu":

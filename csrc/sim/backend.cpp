@@ -112,6 +112,7 @@ STRATA_EXPORT int strata_sim_open(const char* card, std::uint64_t seed, strata::
         return -1;
     }
     strata::sim::set_device(device);
+    strata::sim::take_error();  // of a card that was lost
     return device;
 }
 

@@ -219,7 +219,7 @@ struct Choice {
     int level;
 };
 
-constexpr int kInfo = 0, kWarning = 1, kError = 2;
+constexpr int kInfo = 0, kWarning = 1;
 
 constexpr const char* kOptIn = "P4 is opt-in through STRATA_HC_SPLIT=7";
 constexpr const char* kRestricted = "P4 is restricted to gfx1200 and gfx1201";
@@ -265,7 +265,7 @@ void test_documented() {
         for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, file)) > 0;) page.append(buffer, n);
         std::fclose(file);
     }
-    constexpr const char* kLevels[] = {"info", "warning", "error"};
+    constexpr const char* kLevels[] = {"info", "warning"};
     for (const Choice& c : kChoices) {
         const std::string value = c.value == nullptr ? "unset" : c.value[0] == '\0' ? "(empty)" : c.value;
         std::string row = std::string("| ") + c.card + " | " + value + " | " + c.chosen + " |";
