@@ -177,7 +177,7 @@ def plot(result: dict, path: str):
         axes.errorbar([r["tokens"] for r in points], times, yerr=errors, marker="o", capsize=3, label=label)
     axes.axhline(result["floor"]["us"], color="black", linestyle="--", label="floor: weights once")
     axes.set(xlabel="tokens a read", ylabel="us a read (median, p10 to p90)", title=result["device"], ylim=(0, None))
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
@@ -205,7 +205,8 @@ def main():
     progress = Progress()
     result = (run_cpu if args.device == "cpu" else run_cuda)(args, progress)
     progress("")
-    result = {"torch": torch.__version__, "strata_ops": strata_ops.__version__, "command": sys.argv[1:], **result}
+    command = ["python", "bench/gr_read.py", *(Path(word).name if "/" in word else word for word in sys.argv[1:])]
+    result = {"torch": torch.__version__, "strata_ops": strata_ops.__version__, "command": command, **result}
     print_table(result)
     if args.json:
         Path(args.json).write_text(json.dumps(result, indent=1) + "\n")

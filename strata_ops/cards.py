@@ -1,9 +1,9 @@
 """Simulated cards: the GPU kernels' own source, executed on the CPU for a card that need not be there.
 
 A tool for checking, not for work. A read at the model's geometry takes 0.05 to 0.25 s on a fast card and two to three
-times that on a strict one, where every access to memory is looked at and what a real card would let pass is an error: a race,
-an access out of bounds, memory that nobody has written, a barrier that part of a block does not reach. The order of
-blocks and threads comes from a seed.
+times that on a strict one, where every access to memory is looked at and what a real card would let pass is an error:
+a race, an access out of bounds, memory that nobody has written, a barrier that part of a block does not reach. The
+order of blocks and threads comes from a seed.
 
 A card is a profile's name (`names()`) or "name,lanes,shared bytes,compute units", for example "gfx1250,32,327680,16".
 """

@@ -4,7 +4,7 @@
 
 It works on a copy of the sources in a temporary folder, where it builds the simulated cards' tests once and then again
 for each occurrence in csrc/gpu. The strict card is asked first, then the fast one. Exit status 1 where something is
-noticed by none and has no reason below. About half a minute an occurrence on two cores.
+noticed by none and has no reason below. Six seconds an occurrence, under three minutes in all.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
 #include "gpu/faults.hpp"
 #include "gpu/group_args.hpp"
 #include "gpu/lanes.cuh"
+#include "gpu/planes.cuh"
 
 namespace strata::gpu {
 
@@ -44,14 +45,11 @@ __device__ __forceinline__ void settle_row_tile(Chunk (&weights)[kTileRounds]) {
     }
 }
 
-// Where float4 `f` of a token's tile lies in shared memory. Rows: as in global memory. Planes: the even float4s, then
-// the odd ones, so that neighbouring lanes, whose chunks begin two float4s apart, read neighbouring words.
+// Where float4 `f` of a token's tile lies in shared memory: as in global memory, or in planes.
 struct RowLayout {
     static constexpr __device__ int place(int f) { return f; }
 };
-struct PlaneLayout {
-    static constexpr __device__ int place(int f) { return (f & 1) * (kTileFloat4s / 2) + (f >> 1); }
-};
+using PlaneLayout = Planes<kTileFloat4s>;
 
 // The tiles of all tokens are dealt to the block's threads in slots: slot s of thread t is float4 t + s * kDownThreads,
 // token after token. The last token's end is the end of a group, so a slot is filled or empty for a whole group.

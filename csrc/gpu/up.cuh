@@ -7,6 +7,7 @@
 
 #include "common/launch_plan.hpp"
 #include "gpu/norm.cuh"
+#include "gpu/planes.cuh"
 #include "gpu/quantise.cuh"
 
 namespace strata::gpu {
@@ -17,13 +18,14 @@ inline constexpr int kRowChunks = kRank / kChunk;  // 40
 inline constexpr int kRowRounds =
     kRowChunks / kRowThreads;  // chunks of a thread: its four lanes' first, then lane j's second
 inline constexpr int kLoFloat4s = kRank / 4;
+using LoLayout = Planes<kLoFloat4s>;
 
 static_assert(kRowChunks == kLanes + kRowThreads, "lanes 0 to 7 take two chunks of an up row, the others one");
 static_assert(kMaxTokens <= kRowThreads, "thread j of a row finishes token j");
 
 template <int COLUMNS>
 struct UpShared {
-    Float4 lo[kMaxTokens * kLoFloat4s];  // in planes: a token's even float4s, then its odd ones
+    Float4 lo[kMaxTokens * kLoFloat4s];  // a token after another, each in planes
     float gate[kMaxTokens][kStreams][COLUMNS];
     bool last;
 };
@@ -34,7 +36,7 @@ __device__ __forceinline__ float up_row_sum(const Chunk (&weights)[kRowRounds], 
 #pragma unroll
     for (int round = 0; round < kRowRounds; ++round) {
         const int chunk = j + round * kRowThreads;
-        dot[round] = chunk_dot(weights[round], lo[chunk], lo[kLoFloat4s / 2 + chunk]);
+        dot[round] = chunk_dot(weights[round], lo[LoLayout::place(2 * chunk)], lo[LoLayout::place(2 * chunk + 1)]);
     }
     const float lane0 = (0.0f + dot[0]) + dot[4];  // lane j
     const float lane1 = 0.0f + dot[1];             // lane j + 8
@@ -92,7 +94,7 @@ __global__ void __launch_bounds__(kUpThreads) gr_up_kernel(GroupArgs args) {
         const int i = thread + round * kUpThreads;
         const int f = i % kLoFloat4s;
         if (i < args.tokens * kLoFloat4s) {
-            store_float4(shared.lo + i - f + (f & 1) * (kLoFloat4s / 2) + (f >> 1), my_lo[round]);
+            store_float4(shared.lo + i - f + LoLayout::place(f), my_lo[round]);
         }
     }
     local_barrier();

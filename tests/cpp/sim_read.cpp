@@ -434,6 +434,7 @@ void check_traffic() {
                 kernel.find("staged") != std::string::npos || kernel.find("register_half") != std::string::npos;
             CHECK(!tiles || counts.shared_reads.accesses > 0, name, kernel);
             CHECK(!tiles || counts.shared_reads.conflicts == 0, name, kernel, counts.shared_reads.conflicts);
+            CHECK(!tiles || counts.shared_writes.conflicts == 0, name, kernel, counts.shared_writes.conflicts);
         }
         // Cards with waves of one width and the same copies ask the same of memory.
         const std::string table = sim::traffic::table();
