@@ -50,6 +50,21 @@ __global__ void __launch_bounds__(kRuntimeThreads) gr_norm_runtime_kernel(GroupA
     }
 }
 
+// Adds this lane's chunks of a row, in ascending order, to its sum for each token. The activations of a token lie
+// behind those of the one before.
+__device__ __forceinline__ void add_row(float (&sums)[kMaxTokens], const Chunk* weights, const Float4* activations,
+                                        std::int64_t row_chunks, int tokens) {
+    for (std::int64_t chunk = logical_lane(); chunk < row_chunks; chunk += kLanes) {
+        const Chunk weight = load_weights(weights + chunk);
+#pragma unroll
+        for (int k = 0; k < kMaxTokens; ++k) {
+            if (k >= tokens) continue;
+            const Float4* at = activations + (k * row_chunks + chunk) * 2;
+            sums[k] = sums[k] + chunk_dot(weight, at[0], at[1]);
+        }
+    }
+}
+
 // Grid ceil(rows / kRuntimeGroups) over the rank rows and then, where asked for, the inject rows.
 __global__ void __launch_bounds__(kRuntimeThreads) gr_down_runtime_kernel(GroupArgs args) {
     const std::int64_t row_chunks = args.geometry.depth() / kChunk;
@@ -59,18 +74,8 @@ __global__ void __launch_bounds__(kRuntimeThreads) gr_down_runtime_kernel(GroupA
     if (row >= rows) return;  // a whole group, and no barrier follows
     const bool inject = row >= rank;
     const Chunk* weights = inject ? args.w_inject + (row - rank) * row_chunks : args.w_down + row * row_chunks;
-    const auto* normalised = reinterpret_cast<const Float4*>(args.normalised);
-
     float sums[kMaxTokens] = {};
-    for (std::int64_t chunk = logical_lane(); chunk < row_chunks; chunk += kLanes) {
-        const Chunk weight = load_weights(weights + chunk);
-#pragma unroll
-        for (int k = 0; k < kMaxTokens; ++k) {
-            if (k >= args.tokens) continue;
-            const Float4* activations = normalised + (k * row_chunks + chunk) * 2;
-            sums[k] = sums[k] + chunk_dot(weight, activations[0], activations[1]);
-        }
-    }
+    add_row(sums, weights, reinterpret_cast<const Float4*>(args.normalised), row_chunks, args.tokens);
     store_row(args, sums, static_cast<int>(inject ? row - rank : row), inject, static_cast<int>(args.geometry.streams),
               static_cast<int>(rank));
 }
@@ -93,15 +98,7 @@ __global__ void __launch_bounds__(kRuntimeThreads) gr_up_runtime_kernel(GroupArg
         const int column = row % kQ8Block;
         const Chunk* weights = args.w_up + (stream * width + first_column + column) * row_chunks;
         float sums[kMaxTokens] = {};
-        for (std::int64_t chunk = logical_lane(); chunk < row_chunks; chunk += kLanes) {
-            const Chunk weight = load_weights(weights + chunk);
-#pragma unroll
-            for (int k = 0; k < kMaxTokens; ++k) {
-                if (k >= args.tokens) continue;
-                const Float4* activations = lo + (k * row_chunks + chunk) * 2;
-                sums[k] = sums[k] + chunk_dot(weight, activations[0], activations[1]);
-            }
-        }
+        add_row(sums, weights, lo, row_chunks, args.tokens);
         float mine = 0.0f;
 #pragma unroll
         for (int k = 0; k < kMaxTokens; ++k) {
