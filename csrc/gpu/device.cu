@@ -374,7 +374,9 @@ bool read(const ReadArgs* args, const ReadChoice* choice, int index, void* raw_s
 
 void set_log(LogSink sink) { log_sink = sink; }
 
-bool check(int index, CheckVisitor visit, void* context, Report* report) {
+}  // namespace
+
+bool fused_gr_check(int index, CheckVisitor visit, void* context, Report* report) {
     Device* device = find_device(index, report);
     if (device == nullptr) return false;
     if (!environment().selftest) {
@@ -392,8 +394,6 @@ bool check(int index, CheckVisitor visit, void* context, Report* report) {
     return completed;
 }
 
-}  // namespace
-
 int fused_gr_variant(int device, Report* report) {
     const Device* entry = find_device(device, report);
     return entry == nullptr ? -1 : entry->variant.load();
@@ -409,8 +409,8 @@ void report_error(Report* report, int code, const char* call) {
 
 extern "C" __attribute__((visibility("default"))) const strata::Backend* strata_backend() {
     using namespace strata;
-    static const Backend backend{kBackendAbi,       gpu::kBackendName, STRATA_BUILT_FOR,  gpu::variant_list(),
-                                 gpu::device_count, gpu::describe,     gpu::scratch_size, gpu::read,
-                                 gpu::set_log,      gpu::check};
+    static const Backend backend{kBackendAbi,       gpu::kBackendName,  STRATA_BUILT_FOR,  gpu::variant_list(),
+                                 gpu::device_count, gpu::describe,      gpu::scratch_size, gpu::read,
+                                 gpu::set_log,      gpu::fused_gr_check};
     return &backend;
 }

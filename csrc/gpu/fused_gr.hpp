@@ -18,8 +18,12 @@ bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, std:
 // Returns the runtime's error code.
 int fused_gr_prepare(std::size_t shared_limit);
 
-// The variant that a read of the model's geometry takes on `device`: what STRATA_HC_SPLIT asks for, capped at staged
-// until the self-test has run. Negative, with a report, where the device cannot be used.
+// Runs the self-test (selftest.hpp) on `device` now and latches what it finds; `visit` is called for each comparison.
+// False, with a report, where it is to be skipped or did not complete: then it may be called again.
+bool fused_gr_check(int device, CheckVisitor visit, void* context, Report* report);
+
+// The variant that a read of the model's geometry takes on `device`: what STRATA_HC_SPLIT asks for and the self-test
+// allows; capped at staged until that has run. Negative, with a report, where the device cannot be used.
 int fused_gr_variant(int device, Report* report);
 
 // Says in `report` that runtime call `call` gave `code`, and takes the error away so that no other library is blamed.
