@@ -1,4 +1,4 @@
-"""`python -m strata_ops info | check | parity | demo | evidence`. Errors are one line with a remedy, and exit status 2."""
+"""`python -m strata_ops info | check | parity | demo | evidence`. Errors are one line with a remedy, exit status 2."""
 
 from __future__ import annotations
 
