@@ -30,6 +30,16 @@ inline constexpr int kSelftestOutputs = 6;
 inline constexpr const char* kSelftestOutputNames[kSelftestOutputs] = {"mixed", "inject", "residual_out",
                                                                        "lo",    "rs",     "q8_1"};
 
+// Bytes of output `output` of a case; 0: not asked for.
+constexpr std::int64_t selftest_output_bytes(const SelftestCase& c, int output) {
+    const Geometry& g = kModelGeometry;
+    const std::int64_t values[] = {
+        g.width, c.inject ? g.streams : 0, c.fold ? g.depth() : 0, g.rank, g.streams,
+    };
+    if (output < kSelftestOutputs - 1) return c.tokens * values[output] * static_cast<std::int64_t>(sizeof(float));
+    return c.q8_1 ? c.tokens * (g.width / kQ8Block) * kQ8Bytes : 0;
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // Inputs. Element i of an input is a function of the input's kind and i alone: any thread can make any element.
 

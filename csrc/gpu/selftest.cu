@@ -63,20 +63,10 @@ struct Outputs {
     std::size_t bytes;
 
     explicit Outputs(const SelftestCase& c) {
-        const Geometry& g = kModelGeometry;
-        const std::size_t q8_bytes = static_cast<std::size_t>(c.tokens * (g.width / kQ8Block) * kQ8Bytes);
-        const std::size_t sizes[kSelftestOutputs] = {
-            float_bytes(c.tokens * g.width),
-            c.inject ? float_bytes(c.tokens * g.streams) : 0,
-            c.fold ? float_bytes(c.tokens * g.depth()) : 0,
-            float_bytes(c.tokens * g.rank),
-            float_bytes(c.tokens * g.streams),
-            c.q8_1 ? q8_bytes : 0,
-        };
         bytes = kGap;
         for (int i = 0; i < kSelftestOutputs; ++i) {
-            list[i] = {kSelftestOutputNames[i], bytes, sizes[i]};
-            bytes += piece_size(sizes[i]);
+            list[i] = {kSelftestOutputNames[i], bytes, static_cast<std::size_t>(selftest_output_bytes(c, i))};
+            bytes += piece_size(list[i].bytes);
         }
     }
 };
@@ -141,7 +131,7 @@ class Selftest {
     bool open() {
         const Geometry& g = kModelGeometry;
         const SelftestCase largest{kMaxTokens, true, true, true};
-        output_bytes_ = Outputs(largest).bytes;
+        const std::size_t output_bytes = Outputs(largest).bytes;
         const std::size_t scratch = static_cast<std::size_t>(scratch_bytes(g, kMaxTokens));
         const std::size_t weights = static_cast<std::size_t>(g.rank * g.depth()) * sizeof(std::uint16_t);
         const std::size_t inject = static_cast<std::size_t>(g.streams * g.depth()) * sizeof(std::uint16_t);
@@ -152,7 +142,7 @@ class Selftest {
                                      weights,
                                      weights,
                                      inject,
-                                     scratch + output_bytes_};
+                                     scratch + output_bytes};
         std::size_t total = 0;
         for (const std::size_t size : sizes) total += piece_size(size);
         void* memory = nullptr;
@@ -250,7 +240,6 @@ class Selftest {
         if (!call(fill_bytes(scratch_, poison, scratch + outputs.bytes, stream), "poisoning the outputs", scope)) {
             return false;
         }
-        if (candidate) ++result_.candidate_reads;
         Report launch_report;
         if (!fused_gr_read_multi(read_args(c, outputs), variant, q8_columns, request_.shared_limit, stream,
                                  &launch_report)) {
@@ -379,7 +368,6 @@ class Selftest {
     std::uint16_t* w_inject_ = nullptr;
     char* scratch_ = nullptr;
     char* outputs_ = nullptr;
-    std::size_t output_bytes_ = 0;
     Stream stream_{};
     Stream candidate_stream_{};
     bool stream_open_ = false;

@@ -17,7 +17,6 @@ struct SelftestRequest {
 
 struct SelftestResult {
     Gates gates;
-    int candidate_reads = 0;          // reads that launched P4
     char candidate_error[256] = {};   // why P4 could not be compared, where it was asked for and could not
     char first_difference[256] = {};  // of plain from the CPU's answer
 };

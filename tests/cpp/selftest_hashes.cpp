@@ -64,14 +64,8 @@ std::vector<Hashes> answers(const char* path) {
     std::vector<Hashes> all;
     for (int index = 0; index < kSelftestCases; ++index) {
         const SelftestCase c = selftest_case(index);
-        const std::int64_t sizes[kSelftestOutputs] = {
-            c.tokens * g.width * 4,
-            c.inject ? c.tokens * g.streams * 4 : 0,
-            c.fold ? c.tokens * g.depth() * 4 : 0,
-            c.tokens * g.rank * 4,
-            c.tokens * g.streams * 4,
-            c.q8_1 ? c.tokens * (g.width / kQ8Block) * kQ8Bytes : 0,
-        };
+        std::int64_t sizes[kSelftestOutputs];
+        for (int i = 0; i < kSelftestOutputs; ++i) sizes[i] = selftest_output_bytes(c, i);
         std::vector<Buffer<unsigned char>> outputs;
         for (const std::int64_t size : sizes) outputs.emplace_back(size);
         const auto output = [&](int i) {

@@ -130,7 +130,6 @@ int open_card(const std::string& card, std::uint64_t seed = 1) {
 
 // Runs the check and tells everything about it.
 bool check_and_tell(int device) {
-    int unequal = 0;
     struct Seen {
         int lines = 0, unequal = 0, candidate = 0;
     } seen;
@@ -147,11 +146,10 @@ bool check_and_tell(int device) {
                 line->output, static_cast<long long>(line->index), line->expected, line->got);
         },
         &seen, &report);
-    unequal = seen.unequal;
     say("completed=%d", completed);
     say("report=%s", report.text);
     say("lines=%d", seen.lines);
-    say("unequal=%d", unequal);
+    say("unequal=%d", seen.unequal);
     say("candidate_lines=%d", seen.candidate);
     return completed;
 }
