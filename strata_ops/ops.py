@@ -10,10 +10,12 @@ from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from . import _core
 from ._libraries import why_no_kernels
+from .autograd import GatedResidualRead
 
 
 class FusedGrRead(NamedTuple):
@@ -88,25 +90,31 @@ def fused_gr_read(
 
     Raises:
         RuntimeError: an argument that does not fit (one line: which, what was expected, what was given, a remedy),
-            before anything is launched; memory that is lacking; a launch that failed; or an input that requires grad
-            while gradients are recorded, since they are not offered yet.
+            before anything is launched; memory that is lacking; a launch that failed; or a derivative that is not
+            offered: of `q8_1`, or by forward mode.
 
-    `torch.ops.strata.fused_gr_read` is the same op without the named tuple and without the check for gradients; what
-    was not asked for has a last dimension of 0 there. Works under torch.compile, torch.export and in CUDA graphs.
+    Gradients:
+        Where gradients are recorded and an input requires grad, all float outputs have them, for all inputs; the bytes
+        of the outputs are the same. Only the inputs are kept for the backward pass, so what a read adds until then is
+        its T*(HC*N + N + HC) floats of activations, where nobody else keeps them. The backward pass computes the read
+        again in fp32 by PyTorch's own operations (strata_ops.autograd has the formulae); at 2560/4/320 it takes up to
+        26 MB for the weights in fp32, 40 MB for their gradients if wanted, and 0.41 MB a token. Its error is at most
+        4 times that of PyTorch's own fp32 gradients of the same maths, and gradients of bf16 weights are then rounded
+        once. Gradients of gradients work, but not through torch.compile, which has none.
+
+    `torch.ops.strata.fused_gr_read` is the same op for inference only: it has no gradients (torch warns, or gives zeros
+    under torch.func) and no named tuple; what was not asked for has a last dimension of 0 there. Both work under
+    torch.compile, torch.export, torch.vmap (over activations) and in CUDA graphs, this one under torch.func too.
     """
-    _refuse_gradients(residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev)
+    inputs = (residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev)
+    eps = 1e-6 if eps is None else eps
     try:
-        mixed, inject, residual_out, lo, rs, blocks = _read(
-            residual,
-            w_norm,
-            w_down,
-            w_up,
-            w_inject,
-            block_out,
-            inject_prev,
-            eps=1e-6 if eps is None else eps,
-            q8_1=q8_1,
-        )
+        if _asking_gradient(inputs) is None:
+            mixed, inject, residual_out, lo, rs, blocks = _read(*inputs, eps=eps, q8_1=q8_1)
+        elif q8_1:
+            _refuse_gradients("q8_1 has no gradients; pass q8_1=False", inputs)
+        else:
+            mixed, inject, residual_out, lo, rs, blocks = GatedResidualRead.apply(*inputs, eps)
     except NotImplementedError as error:
         _raise_no_kernels(residual, error)
     return FusedGrRead(
@@ -137,9 +145,13 @@ def fused_gr_read_(
     pending write its bytes are left alone. Everything else is as for `fused_gr_read`.
 
     Autograd is told of the change, so that a graph which saved `residual` complains and is not wrong. (The op itself,
-    `torch.ops.strata.fused_gr_read_`, cannot say so under the stable ABI.)
+    `torch.ops.strata.fused_gr_read_`, cannot say so under the stable ABI.) There are no gradients in this form: an
+    input that requires grad is refused while they are recorded.
     """
-    _refuse_gradients(residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev)
+    _refuse_gradients(
+        "the in-place form has no gradients; call fused_gr_read",
+        (residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev),
+    )
     try:
         mixed, inject, lo, rs, blocks = _read_in_place(
             residual,
@@ -175,10 +187,14 @@ def fused_gr_read_out(
     """`fused_gr_read` that writes into the buffers of `out`, for example an earlier read's result, and returns `out`.
 
     Every buffer must have the shape and dtype that `fused_gr_read` would give it, be contiguous, start on a 16-byte
-    boundary and share no memory with an input or another buffer; what is not asked for must be None. Everything else
+    boundary and share no memory with an input or another buffer; what is not asked for must be None. There are no
+    gradients in this form: an input or a buffer that requires grad is refused while they are recorded. Everything else
     is as for `fused_gr_read`.
     """
-    _refuse_gradients(residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev, *out)
+    _refuse_gradients(
+        "the form with buffers has no gradients; call fused_gr_read",
+        (residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev, *out),
+    )
     inject, residual_out, blocks = out.inject, out.residual_out, out.q8_1
     if inject is None or residual_out is None or blocks is None:
         lead, (streams, width) = residual.shape[:-2], residual.shape[-2:]
@@ -211,14 +227,33 @@ def fused_gr_read_out(
     return out
 
 
-def _refuse_gradients(*tensors: Tensor | None) -> None:
+def _asking_gradient(tensors: Sequence[Tensor | None]) -> int | None:
+    """The position of the first tensor that wants a gradient; None where none does. Every call of inference asks."""
+    if forward_ad._current_level >= 0:
+        _refuse_forward_mode(tensors)
     if torch.is_grad_enabled():
         for position, tensor in enumerate(tensors):
             if tensor is not None and tensor.requires_grad:
-                raise RuntimeError(
-                    f"fused_gr_read: '{_core.ARGUMENTS[position]}' requires grad, but gradients are not offered yet; "
-                    "call under torch.no_grad(), or pass it with .detach()"
-                )
+                return position
+    return None
+
+
+def _refuse_gradients(why: str, tensors: Sequence[Tensor | None]) -> None:
+    position = _asking_gradient(tensors)
+    if position is not None:
+        raise RuntimeError(
+            f"fused_gr_read: '{_core.ARGUMENTS[position]}' requires grad, but {why}, or call under torch.no_grad()"
+        )
+
+
+def _refuse_forward_mode(tensors: Sequence[Tensor | None]) -> None:
+    """The op would drop a tangent without a word."""
+    for position, tensor in enumerate(tensors):
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise RuntimeError(
+                f"fused_gr_read: '{_core.ARGUMENTS[position]}' has a tangent, but forward-mode derivatives are not "
+                "offered; use reverse mode (torch.func.vjp, jacrev)"
+            )
 
 
 def _raise_no_kernels(residual: Tensor, error: NotImplementedError) -> NoReturn:

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import strata_ops
 from strata_ops.reference import Read
@@ -273,16 +274,49 @@ def test_neighbours_in_memory_are_no_overlap(device):
     assert_same(named(op.fused_gr_read(*same)), named(op.fused_gr_read(*same.map(torch.clone))))
 
 
-def test_gradients(device):
-    """The Python functions refuse what they could not give a gradient for; under no_grad there is nothing to give."""
+NOT_WITH_GRADIENTS = {
+    "q8_1": lambda inputs, out: strata_ops.fused_gr_read(*inputs, q8_1=True),
+    "in-place": lambda inputs, out: strata_ops.fused_gr_read_(*inputs),
+    "with buffers": lambda inputs, out: strata_ops.fused_gr_read_out(*inputs, out=out),
+}
+
+
+@pytest.mark.parametrize("what", NOT_WITH_GRADIENTS)
+def test_gradients_that_are_not_offered(device, what):
+    """Before anything is written, a leaf or not; under no_grad there is nothing to give."""
     inputs, _ = given(device)
-    for name in ("residual", "w_norm", "w_up", "inject_prev"):
-        asking = inputs._replace(**{name: getattr(inputs, name).clone().requires_grad_()})
-        text = refusal(strata_ops.fused_gr_read, *asking)
-        assert f"'{name}'" in text
-        assert refusal(strata_ops.fused_gr_read_, *asking) == text
+    out = strata_ops.fused_gr_read(*inputs)
+    for name in inputs._fields:
+        leaf = getattr(inputs, name).clone().requires_grad_()
+        for asking in (leaf, leaf.view_as(leaf)):
+            asked = inputs._replace(**{name: asking})
+            before = frozen([*asked, *out])
+            text = refusal(NOT_WITH_GRADIENTS[what], asked, out)
+            assert f"'{name}'" in text and what in text, text
+            assert all(b is None or torch.equal(a, b) for a, b in zip(frozen([*asked, *out]), before))
         with torch.no_grad():
-            assert_same(strata_ops.fused_gr_read(*asking), strata_ops.fused_gr_read(*inputs))
+            NOT_WITH_GRADIENTS[what](inputs._replace(**{name: leaf.detach().clone()}), out)
+
+
+def test_a_buffer_that_requires_grad(device):
+    inputs, _ = given(device)
+    out = strata_ops.fused_gr_read(*inputs)
+    out.lo.requires_grad_()
+    assert "'lo' requires grad" in refusal(strata_ops.fused_gr_read_out, *inputs, out=out)
+
+
+def test_forward_mode(device):
+    """The op would forget a tangent without a word."""
+    inputs, _ = given(device)
+    with forward_ad.dual_level():
+        strata_ops.fused_gr_read(*inputs)  # no tangent, nothing to refuse
+        for name in inputs._fields:
+            primal = getattr(inputs, name)
+            dual = inputs._replace(**{name: forward_ad.make_dual(primal, torch.ones_like(primal))})
+            for call in (strata_ops.fused_gr_read, strata_ops.fused_gr_read_):
+                assert f"'{name}' has a tangent" in refusal(call, *dual)
+    with pytest.raises(RuntimeError, match="'residual' has a tangent"):
+        torch.func.jvp(lambda r: strata_ops.fused_gr_read(r, *inputs[1:]).mixed, inputs[:1], inputs[:1])
 
 
 def test_unknown_variant(device):
