@@ -78,6 +78,40 @@ def test_fake_and_meta_tell_the_shapes(device, lead, fold, inject, q8_1):
         assert (r.shape, r.dtype, r.stride(), "meta") == (m.shape, m.dtype, m.stride(), m.device.type)
 
 
+def test_vmap_over_activations(device):
+    """The bytes of one read; a batch anywhere, activations without one, two batches, weights in the closure."""
+    inputs, exact = asked(SMALL, 4, True, True, True, device)
+
+    def read(residual, block_out, inject_prev):
+        return torch.vmap(
+            lambda r, b, p: tuple(op.fused_gr_read(r, *inputs[1:5], b, p, q8_1=True)), in_dims=(1, None, 0)
+        )(residual, block_out, inject_prev)
+
+    same = inputs.block_out[0]
+    batch = inputs.residual.movedim(0, 1)
+    expected = op.fused_gr_read(*inputs._replace(block_out=same.expand(4, -1)), q8_1=True)
+    assert_same(named(read(batch, same, inputs.inject_prev)), named(expected))
+
+    pairs = inputs.map(lambda t: t)._replace(
+        **{n: getattr(inputs, n).unflatten(0, (2, 2)) for n in ("residual", "block_out", "inject_prev")}
+    )
+    twice = torch.vmap(torch.vmap(lambda r, b, p: strata_ops.fused_gr_read(r, *inputs[1:5], b, p).mixed))
+    mixed = twice(pairs.residual, pairs.block_out, pairs.inject_prev)
+    assert torch.equal(as_bytes(mixed), as_bytes(exact.mixed)) and mixed.shape[:2] == (2, 2)
+
+
+def test_vmap_says_no(device):
+    inputs, exact = asked(SMALL, 2, False, True, False, device)
+    residual, *weights = inputs[:5]
+    with pytest.raises(RuntimeError, match="vmap over 'w_up' is not offered"):
+        torch.vmap(lambda w: op.fused_gr_read(residual, *weights[:2], w).mixed)(weights[2].expand(2, -1, -1))
+    with pytest.raises(RuntimeError, match="vmap does not take the in-place form"):
+        torch.vmap(lambda r: op.fused_gr_read_(r, *weights).mixed)(residual)
+    out = buffers(exact, inputs, device)
+    with pytest.raises(RuntimeError, match=r"vmap|[Bb]atching"):  # torch's own words
+        torch.vmap(lambda r: op.fused_gr_read.out(r, *weights, **out))(residual)
+
+
 def counting(backend):
     """A backend that counts what it is asked to compile; these two need no C compiler."""
     torch._dynamo.reset()
