@@ -9,6 +9,7 @@ the CPU's, `demo` shows it at work.
 """
 
 from . import _libraries as _libraries  # first: it says in one line what is missing
+from . import _read_flops as _read_flops
 from . import _vmap as _vmap
 from . import debug as debug  # not public, see there
 from .gate import check, listen
