@@ -32,10 +32,11 @@ def listen() -> None:
 def check(device: torch.device | str | int = "cuda") -> dict[str, Any]:
     """Runs the self-test of a GPU now and latches what it finds for the reads that follow.
 
-    Every variant computes 64 cases (1 to 8 tokens; pending write, inject rows and q8_1 each off and on) and their bytes
-    are compared: plain with the CPU's answer, which the library keeps as hashes, split, staged and the kernels for
-    other geometries with plain, and P4 with staged where ``STRATA_HC_SPLIT=7`` asks for it on gfx1200 or gfx1201.
-    About 40 ms on an H200. It may be called again, for one after a check that did not complete.
+    Every variant computes 72 cases (1 to 8 tokens; pending write, inject rows and q8_1 each off and on; eight of them
+    with streams of bfloat16) and their bytes are compared: plain with the CPU's answer, which the library keeps as
+    hashes, split, staged and the kernels for other geometries with plain, and P4 with staged where
+    ``STRATA_HC_SPLIT=7`` asks for it on gfx1200 or gfx1201. About 40 ms on an H200. It may be called again, for one
+    after a check that did not complete.
 
     Args:
         device: a GPU, as a device, its name or its index.
@@ -79,7 +80,8 @@ def render(report: dict[str, Any]) -> str:
 def _difference(case: dict[str, Any]) -> str:
     found = case["first_difference"]
     options = ", ".join(f"{name} {'on' if case[name] else 'off'}" for name in ("fold", "inject", "q8_1"))
-    where = f"{found['output']}, {case['tokens']} tokens, {options}"
+    streams = case["stream_dtype"].removeprefix("torch.")
+    where = f"{found['output']}, {case['tokens']} tokens, {streams} streams, {options}"
     if found["index"] is None:
         return f"{where} (by hash; `python -m strata_ops parity` finds the element)"
     return f"{where}: word {found['index']} is 0x{found['got']:08x}, expected 0x{found['expected']:08x}"

@@ -29,7 +29,7 @@ class FusedGrRead(NamedTuple):
     inject: Tensor | None
     """(..., HC) float32: the raw inject logits, which the next read takes as `inject_prev`. Asked for by `w_inject`."""
     residual_out: Tensor | None
-    """(..., HC, N) float32: the streams after the pending write. Asked for by `block_out`."""
+    """(..., HC, N), `residual`'s dtype: the streams after the pending write. Asked for by `block_out`."""
     lo: Tensor
     """(..., LR) float32: the gate's hidden values, after silu."""
     rs: Tensor
@@ -63,13 +63,14 @@ def fused_gr_read(
     result is the same 32 bits on every device, for every variant, whatever the other tokens are.
 
     Args:
-        residual: (..., HC, N) float32, the streams R. `...` are any leading dimensions, one token where there are
-            none. N is a multiple of 32, HC is 1 to 8. May be strided.
+        residual: (..., HC, N) float32 or bfloat16, the streams R. `...` are any leading dimensions, one token where
+            there are none. N is a multiple of 32, HC is 1 to 8. May be strided.
         w_norm: (HC, N) float32, the full gain. A checkpoint's `hc_norm.weight` is centred at zero: pass 1 + weight.
         w_down: (LR, HC*N) bfloat16, `input_mix_weight_down.weight`. LR is a multiple of 8.
         w_up: (HC*N, LR) bfloat16, `input_mix_weight_up.weight`.
         w_inject: (HC, HC*N) bfloat16, `block_inject_weight.weight`, or None: no `inject` is computed.
-        block_out: (..., N) float32, what the previous block gave, or None: no write is pending. May be strided.
+        block_out: (..., N) of `residual`'s dtype, what the previous block gave, or None: no write is pending. May be
+            strided.
         inject_prev: (..., HC) float32, the previous read's `inject`; given exactly where `block_out` is.
         eps: added to the mean square, 1e-6 where None; rounded to fp32 once, neither negative nor NaN.
         q8_1: whether `mixed` is also wanted quantised.
@@ -80,7 +81,8 @@ def fused_gr_read(
         FusedGrRead. For each token, with c a stream, d a position in it, and D = HC*N:
 
         1. The pending write lands: R'[c, d] = R[c, d] + block_out[d] * 2*sigmoid(inject_prev[c] / HC) is
-           `residual_out`. Without one, R' = R.
+           `residual_out`. Without one, R' = R. Streams of bfloat16 are computed in fp32 and R' is rounded to bfloat16
+           (nearest even) once, here; everything below reads the rounded value.
         2. Each stream is RMS-normalised: rs[c] = 1 / sqrt(mean_d R'[c, d]^2 + eps), xn = R' * w_norm * rs.
         3. The D values are squeezed to LR: lo = silu((w_down @ xn) / HC). The logits of the next write, if wanted, come
            from the same values: inject = w_inject @ xn.
@@ -198,7 +200,7 @@ def fused_gr_read_out(
     inject, residual_out, blocks = out.inject, out.residual_out, out.q8_1
     if inject is None or residual_out is None or blocks is None:
         lead, (streams, width) = residual.shape[:-2], residual.shape[-2:]
-        inject = residual.new_empty((*lead, 0)) if inject is None else inject
+        inject = residual.new_empty((*lead, 0), dtype=torch.float32) if inject is None else inject
         residual_out = residual.new_empty((*lead, streams, 0)) if residual_out is None else residual_out
         blocks = residual.new_empty((*lead, width // 32, 0), dtype=torch.uint8) if blocks is None else blocks
     try:
@@ -314,12 +316,13 @@ def _empty_outputs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     lead, (streams, width), rank = residual.shape[:-2], residual.shape[-2:], w_down.shape[0]
     blocks = width // _core.Q8_BLOCK
+    f32 = torch.float32
     return (
-        residual.new_empty((*lead, width)),
-        residual.new_empty((*lead, 0 if w_inject is None else streams)),
+        residual.new_empty((*lead, width), dtype=f32),
+        residual.new_empty((*lead, 0 if w_inject is None else streams), dtype=f32),
         residual.new_empty((*lead, streams, 0 if block_out is None else width)),
-        residual.new_empty((*lead, rank)),
-        residual.new_empty((*lead, streams)),
+        residual.new_empty((*lead, rank), dtype=f32),
+        residual.new_empty((*lead, streams), dtype=f32),
         residual.new_empty((*lead, blocks, _core.Q8_BYTES if q8_1 else 0), dtype=torch.uint8),
     )
 

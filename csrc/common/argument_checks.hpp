@@ -35,6 +35,9 @@ inline constexpr const char* kDtypes[] = {"torch.float32",        "torch.bfloat1
 inline constexpr int kDtypeCount = static_cast<int>(sizeof kDtypes / sizeof *kDtypes);
 inline constexpr int kOtherDtype = kDtypeCount - 1;
 inline constexpr int kFloat32 = 0, kBFloat16 = 1, kUInt8 = 2;
+// Of the streams and of what is written into them: float32 or bfloat16, as `residual` is.
+inline constexpr int kStreamDtype = -1;
+constexpr int stream_dtype(StreamType type) { return type == StreamType::BFloat16 ? kBFloat16 : kFloat32; }
 
 inline constexpr const char* kDeviceTypes[] = {"cpu", "meta", "cuda", "xpu", "mps", "another device"};
 inline constexpr int kDeviceTypeCount = static_cast<int>(sizeof kDeviceTypes / sizeof *kDeviceTypes);
@@ -80,12 +83,18 @@ struct ArgumentRow {
 };
 
 inline constexpr ArgumentRow kArguments[kArgumentCount] = {
-    {"residual", kFloat32, "(..., HC, N)"},  {"w_norm", kFloat32, "(HC, N)"},
-    {"w_down", kBFloat16, "(LR, HC*N)"},     {"w_up", kBFloat16, "(HC*N, LR)"},
-    {"w_inject", kBFloat16, "(HC, HC*N)"},   {"block_out", kFloat32, "(..., N)"},
-    {"inject_prev", kFloat32, "(..., HC)"},  {"mixed", kFloat32, "(..., N)"},
-    {"inject", kFloat32, "(..., HC)"},       {"residual_out", kFloat32, "(..., HC, N)"},
-    {"lo", kFloat32, "(..., LR)"},           {"rs", kFloat32, "(..., HC)"},
+    {"residual", kStreamDtype, "(..., HC, N)"},
+    {"w_norm", kFloat32, "(HC, N)"},
+    {"w_down", kBFloat16, "(LR, HC*N)"},
+    {"w_up", kBFloat16, "(HC*N, LR)"},
+    {"w_inject", kBFloat16, "(HC, HC*N)"},
+    {"block_out", kStreamDtype, "(..., N)"},
+    {"inject_prev", kFloat32, "(..., HC)"},
+    {"mixed", kFloat32, "(..., N)"},
+    {"inject", kFloat32, "(..., HC)"},
+    {"residual_out", kStreamDtype, "(..., HC, N)"},
+    {"lo", kFloat32, "(..., LR)"},
+    {"rs", kFloat32, "(..., HC)"},
     {"q8_1_out", kUInt8, "(..., N/32, 36)"},
 };
 
@@ -104,12 +113,19 @@ struct ReadFacts {
     bool q8_1 = false;
 
     const TensorFacts& operator[](Argument a) const { return tensor[a]; }
+    StreamType stream_type() const {
+        return tensor[kResidual].dtype == kBFloat16 ? StreamType::BFloat16 : StreamType::Float32;
+    }
     bool pending_write() const { return tensor[kBlockOut].present; }
     int leading() const { return tensor[kResidual].ndim - 2; }  // dimensions before (HC, N)
 };
 
 // ---------------------------------------------------------------------------------------------------------------
-// Shapes. They follow from the last two sizes of `residual` and the first of `w_down`.
+// Dtypes and shapes. They follow from the dtype and the last two sizes of `residual` and from the first of `w_down`.
+
+inline int expected_dtype(Argument a, const ReadFacts& facts) {
+    return kArguments[a].dtype == kStreamDtype ? stream_dtype(facts.stream_type()) : kArguments[a].dtype;
+}
 
 constexpr std::int64_t known_product(std::int64_t a, std::int64_t b) {
     return a == kUnknown || b == kUnknown ? kUnknown : a * b;
@@ -286,9 +302,14 @@ inline bool presence(const ReadFacts& facts, Message& refusal) {
 inline bool dtype(Argument a, const ReadFacts& facts, Message& refusal) {
     const ArgumentRow& row = kArguments[a];
     const TensorFacts& t = facts[a];
-    if (t.dtype == row.dtype) return true;
-    const char* wanted = kDtypes[row.dtype];
-    refusal.say("%s'%s' must be %s, but is %s; ", kPrefix, row.name, wanted, kDtypes[t.dtype]);
+    if (t.dtype == expected_dtype(a, facts)) return true;
+    const char* wanted = kDtypes[expected_dtype(a, facts)];
+    refusal.say("%s'%s' must be %s%s, but is %s; ", kPrefix, row.name, wanted,
+                a == kResidual              ? " or torch.bfloat16"
+                : row.dtype == kStreamDtype ? " like 'residual'"
+                                            : "",
+                kDtypes[t.dtype]);
+    if (a == kBlockOut) return refusal.say("give both one dtype, %s or %s", kDtypes[kFloat32], kDtypes[kBFloat16]);
     return a >= kInputCount ? refusal.say("allocate it with dtype=%s", wanted)
                             : refusal.say("convert it once with .to(%s)", wanted);
 }
@@ -381,7 +402,8 @@ inline bool overlap(const ReadFacts& facts, Message& refusal) {
     const int first = facts.form == ReadForm::Out ? static_cast<int>(kInputCount) : static_cast<int>(kResidual);
     const int last = facts.form == ReadForm::Out ? static_cast<int>(kArgumentCount) : static_cast<int>(kResidual) + 1;
     Extent extents[kArgumentCount];
-    for (int a = 0; a < kArgumentCount; ++a) extents[a] = extent(facts.tensor[a], dtype_bytes(kArguments[a].dtype));
+    for (int a = 0; a < kArgumentCount; ++a)
+        extents[a] = extent(facts.tensor[a], dtype_bytes(expected_dtype(static_cast<Argument>(a), facts)));
     for (int a = first; a < last; ++a) {
         for (int b = 0; b < kArgumentCount; ++b) {
             if (a == b || !extents[a].overlaps(extents[b])) continue;

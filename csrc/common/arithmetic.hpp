@@ -27,6 +27,10 @@ struct alignas(16) Float4 {
 struct alignas(16) Chunk {
     std::uint32_t word[4];
 };
+// Four neighbours of a bf16 stream, in the same order.
+struct alignas(8) Bf16x4 {
+    std::uint32_t word[2];
+};
 static_assert(sizeof(Chunk) == kChunk * sizeof(std::uint16_t));
 
 STRATA_HOST_DEVICE std::uint32_t float_bits(float value) {
@@ -44,6 +48,7 @@ STRATA_HOST_DEVICE float bits_float(std::uint32_t bits) {
 inline constexpr std::uint32_t kSignBit = 0x80000000u;
 inline constexpr std::uint32_t kInfinityBits = 0x7f800000u;
 inline constexpr std::uint32_t kNanBits = 0x7fc00000u;
+inline constexpr std::uint16_t kBf16Nan = 0x7fc0u;
 inline constexpr std::uint16_t kHalfNan = 0x7e00u;
 inline constexpr std::uint16_t kHalfMax = 0x7bffu;  // 65504
 
@@ -53,6 +58,27 @@ STRATA_HOST_DEVICE float canonical(float value) { return value != value ? bits_f
 // bf16 is the upper half of an fp32, so widening is exact.
 STRATA_HOST_DEVICE float widen_low(std::uint32_t word) { return bits_float(word << 16); }
 STRATA_HOST_DEVICE float widen_high(std::uint32_t word) { return bits_float(word & 0xffff0000u); }
+
+STRATA_HOST_DEVICE float widen(std::uint16_t bf16) { return widen_low(bf16); }
+STRATA_HOST_DEVICE Float4 widen(Bf16x4 v) {
+    return {widen_low(v.word[0]), widen_high(v.word[0]), widen_low(v.word[1]), widen_high(v.word[1])};
+}
+
+// Nearest even with subnormals kept; what rounds beyond the largest is infinite, as the carry makes it; a NaN is
+// kBf16Nan.
+STRATA_HOST_DEVICE std::uint16_t bf16_bits(float value) {
+    const std::uint32_t bits = float_bits(value);
+    const std::uint32_t even = (bits >> 16) & 1u;
+    const auto rounded = static_cast<std::uint16_t>((bits + 0x7fffu + even) >> 16);
+    return value != value ? kBf16Nan : rounded;
+}
+
+STRATA_HOST_DEVICE Bf16x4 round_bf16(Float4 v) {
+    const auto word = [](float low, float high) {
+        return static_cast<std::uint32_t>(bf16_bits(high)) << 16 | bf16_bits(low);
+    };
+    return {{word(v.x, v.y), word(v.z, v.w)}};
+}
 
 // ---------------------------------------------------------------------------------------------------------------
 // exp, sigmoid, silu
@@ -66,6 +92,9 @@ STRATA_HOST_DEVICE float silu(float x) { return x / (1.0f + exp_f32(-x)); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Step 1, the fold: R'[c, d] = fmaf(block_out[d], fold_gain(inject_prev[c]), R[c, d])
+//
+// Streams of fp32 store canonical(R'). Streams of bf16 are widened, and R' is rounded by bf16_bits() once; that is what
+// is stored, and what every later step reads. Without a pending write R' is R.
 
 STRATA_HOST_DEVICE float fold_gain(float inject_prev, std::int64_t streams) {
     return 2.0f * sigmoid(inject_prev / static_cast<float>(streams));

@@ -10,7 +10,7 @@
 namespace strata {
 
 // Counted up when a struct below changes: libraries and the Python module must agree.
-inline constexpr std::uint32_t kBackendAbi = 2;
+inline constexpr std::uint32_t kBackendAbi = 3;
 
 // Where a call says what went wrong. `code` is the vendor runtime's, 0 where there is none.
 struct Report {
@@ -29,21 +29,30 @@ struct ReadArgs {
     Geometry geometry;
     std::int64_t tokens;  // T, any number
     float eps;
-    const float* residual;          // (T, HC, N)
+    StreamType stream_type;         // of residual, block_out and residual_out
+    const void* residual;           // (T, HC, N)
     const float* w_norm;            // (HC, N), the full gain
     const std::uint16_t* w_down;    // (LR, D) bf16
     const std::uint16_t* w_up;      // (D, LR) bf16
     const std::uint16_t* w_inject;  // (HC, D) bf16, or null
-    const float* block_out;         // (T, N), or null: no pending write
+    const void* block_out;          // (T, N), or null: no pending write
     const float* inject_prev;       // (T, HC), null exactly where block_out is
     float* mixed;                   // (T, N)
     float* inject;                  // (T, HC), null exactly where w_inject is
-    float* residual_out;            // (T, HC, N), may equal `residual`; null exactly where block_out is
+    void* residual_out;             // (T, HC, N), may equal `residual`; null exactly where block_out is
     float* lo;                      // (T, LR)
     float* rs;                      // (T, HC)
     std::uint8_t* q8_1;             // (T, N / 32, 36), or null
     void* scratch;                  // scratch_size() bytes
 };
+
+// The place `elements` after `begin` in memory of this type; null stays null.
+inline const void* stream_at(const void* begin, StreamType type, std::int64_t elements) {
+    return begin == nullptr ? nullptr : static_cast<const char*>(begin) + elements * element_bytes(type);
+}
+inline void* stream_at(void* begin, StreamType type, std::int64_t elements) {
+    return begin == nullptr ? nullptr : static_cast<char*>(begin) + elements * element_bytes(type);
+}
 
 // What is not part of the answer: which code computes it.
 struct ReadChoice {
@@ -79,6 +88,7 @@ struct Gates {
 // One comparison of the self-test.
 struct CheckLine {
     int tokens;
+    StreamType stream_type;
     bool fold, inject, q8_1;
     const char* variant;  // whose answer
     int q8_columns;

@@ -30,6 +30,12 @@ inline constexpr std::int64_t kWidthMultiple = 32;
 inline constexpr std::int64_t kMaxStreams = 8;
 inline constexpr std::int64_t kRankMultiple = 8;
 
+// What the residual streams and the block output that is written into them are made of.
+enum class StreamType : int { Float32, BFloat16 };
+
+constexpr const char* stream_name(StreamType type) { return type == StreamType::BFloat16 ? "bf16" : "fp32"; }
+constexpr std::int64_t element_bytes(StreamType type) { return type == StreamType::BFloat16 ? 2 : 4; }
+
 constexpr bool geometry_supported(const Geometry& g) {
     return g.width > 0 && g.width % kWidthMultiple == 0 && g.streams >= 1 && g.streams <= kMaxStreams && g.rank > 0 &&
            g.rank % kRankMultiple == 0;

@@ -10,19 +10,28 @@
 namespace strata {
 
 // ---------------------------------------------------------------------------------------------------------------
-// Cases: T = 1..8 with a pending write, inject rows and q8_1 each off and on.
+// Cases: T = 1..8 with a pending write, inject rows and q8_1 each off and on. Then streams of bf16, which only the norm
+// kernels look at: fewer T, with and without a pending write.
 
 struct SelftestCase {
     int tokens;
+    StreamType stream_type;
     bool fold;
     bool inject;
     bool q8_1;
 };
 
-inline constexpr int kSelftestCases = kMaxTokens * 8;
+inline constexpr int kSelftestFloat32Cases = kMaxTokens * 8;
+inline constexpr int kSelftestBFloat16Tokens[] = {1, 2, 5, 8};
+inline constexpr int kSelftestCases = kSelftestFloat32Cases + 2 * 4;
 
 constexpr SelftestCase selftest_case(int index) {
-    return {1 + index / 8, (index & 4) != 0, (index & 2) != 0, (index & 1) != 0};
+    if (index < kSelftestFloat32Cases) {
+        return {1 + index / 8, StreamType::Float32, (index & 4) != 0, (index & 2) != 0, (index & 1) != 0};
+    }
+    const int bf16 = index - kSelftestFloat32Cases;
+    const bool fold = (bf16 & 1) != 0;
+    return {kSelftestBFloat16Tokens[bf16 / 2], StreamType::BFloat16, fold, true, fold};
 }
 
 // The outputs in the order in which hashes are kept.
@@ -33,11 +42,16 @@ inline constexpr const char* kSelftestOutputNames[kSelftestOutputs] = {"mixed", 
 // Bytes of output `output` of a case; 0: not asked for.
 constexpr std::int64_t selftest_output_bytes(const SelftestCase& c, int output) {
     const Geometry& g = kModelGeometry;
-    const std::int64_t values[] = {
-        g.width, c.inject ? g.streams : 0, c.fold ? g.depth() : 0, g.rank, g.streams,
+    const std::int64_t value = sizeof(float);
+    const std::int64_t bytes[kSelftestOutputs] = {
+        g.width * value,
+        c.inject ? g.streams * value : 0,
+        c.fold ? g.depth() * element_bytes(c.stream_type) : 0,
+        g.rank * value,
+        g.streams * value,
+        c.q8_1 ? g.width / kQ8Block * kQ8Bytes : 0,
     };
-    if (output < kSelftestOutputs - 1) return c.tokens * values[output] * static_cast<std::int64_t>(sizeof(float));
-    return c.q8_1 ? c.tokens * (g.width / kQ8Block) * kQ8Bytes : 0;
+    return c.tokens * bytes[output];
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -85,16 +85,16 @@ ReadArgs move_to(const ReadArgs& all, std::int64_t first, std::int64_t tokens) {
     const Geometry& g = all.geometry;
     ReadArgs part = all;
     part.tokens = tokens;
-    part.residual += first * g.depth();
+    part.residual = stream_at(all.residual, all.stream_type, first * g.depth());
     part.mixed += first * g.width;
     part.lo += first * g.rank;
     part.rs += first * g.streams;
     if (all.inject != nullptr) part.inject += first * g.streams;
     if (all.q8_1 != nullptr) part.q8_1 += first * (g.width / kQ8Block) * kQ8Bytes;
     if (all.block_out != nullptr) {
-        part.block_out += first * g.width;
+        part.block_out = stream_at(all.block_out, all.stream_type, first * g.width);
         part.inject_prev += first * g.streams;
-        part.residual_out += first * g.depth();
+        part.residual_out = stream_at(all.residual_out, all.stream_type, first * g.depth());
     }
     return part;
 }

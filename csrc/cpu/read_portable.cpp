@@ -17,6 +17,17 @@ void store(float* p, Float4 v) {
     p[3] = v.w;
 }
 
+// The same of a stream of bf16; a store rounds. A stream of fp32 has one NaN too.
+Float4 load_stream(const float* p) { return load(p); }
+Float4 load_stream(const std::uint16_t* p) { return {widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])}; }
+void store_stream(float* p, Float4 v) { store(p, canonical(v)); }
+void store_stream(std::uint16_t* p, Float4 v) {
+    p[0] = bf16_bits(v.x);
+    p[1] = bf16_bits(v.y);
+    p[2] = bf16_bits(v.z);
+    p[3] = bf16_bits(v.w);
+}
+
 Chunk load(const std::uint16_t* p) {
     Chunk chunk;
     for (int i = 0; i < 4; ++i) {
@@ -37,11 +48,12 @@ float row_sum(const Pass& pass, const std::uint16_t* weights, float* activations
     return tree_sum(lanes);
 }
 
-float square_sum(const float* stream, std::int64_t width) {
+template <class Element>
+float square_sum(const Element* stream, std::int64_t width) {
     float threads[kNormThreads] = {};
     for (std::int64_t i = 0; i < width; i += 4) {
         float& sum = threads[i / 4 % kNormThreads];
-        sum = sum + square(load(stream + i));
+        sum = sum + square(load_stream(stream + i));
     }
     float total = 0.0f;
     for (int group = 0; group < kNormGroups; ++group) {
@@ -52,7 +64,8 @@ float square_sum(const float* stream, std::int64_t width) {
     return total;
 }
 
-void norm(const Pass& pass, std::int64_t begin, std::int64_t end) {
+template <class Element>
+void norm_of(const Pass& pass, std::int64_t begin, std::int64_t end) {
     const ReadArgs& a = pass.args;
     const std::int64_t width = a.geometry.width;
     const std::int64_t streams = a.geometry.streams;
@@ -61,19 +74,28 @@ void norm(const Pass& pass, std::int64_t begin, std::int64_t end) {
         const std::int64_t c = unit % streams;
         if (pass.fold()) {
             const float gain = fold_gain(a.inject_prev[unit], streams);
+            const Element* old = static_cast<const Element*>(a.residual) + unit * width;
+            const Element* block_out = static_cast<const Element*>(a.block_out) + token * width;
+            Element* folded = static_cast<Element*>(a.residual_out) + unit * width;
             for (std::int64_t i = 0; i < width; i += 4) {
-                const Float4 old = load(a.residual + unit * width + i);
-                store(a.residual_out + unit * width + i,
-                      canonical(fold(load(a.block_out + token * width + i), gain, old)));
+                store_stream(folded + i, fold(load_stream(block_out + i), gain, load_stream(old + i)));
             }
         }
-        const float* stream = pass.streams() + unit * width;
+        const Element* stream = pass.streams<Element>() + unit * width;
         const float rs = reciprocal_rms(square_sum(stream, width), width, a.eps);
         a.rs[unit] = canonical(rs);
         for (std::int64_t i = 0; i < width; i += 4) {
             float* xn = pass.chunk_at(pass.xn, (c * width + i) / kChunk, token) + i % kChunk;
-            store(xn, normalise(load(stream + i), load(a.w_norm + c * width + i), rs));
+            store(xn, normalise(load_stream(stream + i), load(a.w_norm + c * width + i), rs));
         }
+    }
+}
+
+void norm(const Pass& pass, std::int64_t begin, std::int64_t end) {
+    if (pass.args.stream_type == StreamType::BFloat16) {
+        norm_of<std::uint16_t>(pass, begin, end);
+    } else {
+        norm_of<float>(pass, begin, end);
     }
 }
 

@@ -43,14 +43,21 @@ struct VectorRead {
     // -----------------------------------------------------------------------------------------------------------
     // Norm
 
-    static float square_sum(const float* stream, std::int64_t width) {
+    // An element of a stream as a value, and R' as the stream holds it.
+    static float value_of(float element) { return element; }
+    static float value_of(std::uint16_t element) { return widen(element); }
+    static void round_to(float* element, float value) { *element = canonical(value); }
+    static void round_to(std::uint16_t* element, float value) { *element = bf16_bits(value); }
+
+    template <class Element>
+    static float square_sum(const Element* stream, std::int64_t width) {
         float threads[kNormThreads] = {};
         for (std::int64_t i = 0; i < width; i += 4 * kNormThreads) {
             const std::int64_t rest = (width - i) / 4;
             const std::int64_t count = rest < kNormThreads ? rest : kNormThreads;
             for (std::int64_t t = 0; t < count; ++t) {
-                const float* f = stream + i + 4 * t;
-                threads[t] = threads[t] + square({f[0], f[1], f[2], f[3]});
+                const Element* f = stream + i + 4 * t;
+                threads[t] = threads[t] + square({value_of(f[0]), value_of(f[1]), value_of(f[2]), value_of(f[3])});
             }
         }
         float total = 0.0f;
@@ -62,35 +69,48 @@ struct VectorRead {
         return total;
     }
 
+    template <class Element>
     static void fold_stream(const Pass& pass, std::int64_t unit) {
         const ReadArgs& a = pass.args;
         const std::int64_t width = a.geometry.width;
         const float gain = fold_gain(a.inject_prev[unit], a.geometry.streams);
-        const float* block_out = a.block_out + unit / a.geometry.streams * width;
-        const float* residual = a.residual + unit * width;
+        const Element* block_out = static_cast<const Element*>(a.block_out) + unit / a.geometry.streams * width;
+        const Element* residual = static_cast<const Element*>(a.residual) + unit * width;
+        Element* residual_out = static_cast<Element*>(a.residual_out) + unit * width;
         for (std::int64_t i = 0; i < width; i += kWidthMultiple) {
-            float out[kWidthMultiple];  // in place, the compiler would otherwise see loads after stores
-            for (int k = 0; k < kWidthMultiple; ++k) out[k] = canonical(fmaf(block_out[i + k], gain, residual[i + k]));
-            std::memcpy(a.residual_out + unit * width + i, out, sizeof out);
+            Element out[kWidthMultiple];  // in place, the compiler would otherwise see loads after stores
+            for (int k = 0; k < kWidthMultiple; ++k) {
+                round_to(out + k, fmaf(value_of(block_out[i + k]), gain, value_of(residual[i + k])));
+            }
+            std::memcpy(residual_out + i, out, sizeof out);
         }
     }
 
-    static void norm(const Pass& pass, std::int64_t begin, std::int64_t end) {
+    template <class Element>
+    static void norm_of(const Pass& pass, std::int64_t begin, std::int64_t end) {
         const ReadArgs& a = pass.args;
         const std::int64_t width = a.geometry.width;
         for (std::int64_t unit = begin; unit < end; ++unit) {
             const std::int64_t token = unit / a.geometry.streams;
             const std::int64_t c = unit % a.geometry.streams;
-            if (pass.fold()) fold_stream(pass, unit);
-            const float* stream = pass.streams() + unit * width;
+            if (pass.fold()) fold_stream<Element>(pass, unit);
+            const Element* stream = pass.template streams<Element>() + unit * width;
             const float rs = reciprocal_rms(square_sum(stream, width), width, a.eps);
             a.rs[unit] = canonical(rs);
             const float* gain = a.w_norm + c * width;
             for (std::int64_t i = 0; i < width; i += kChunk) {
                 float chunk[kChunk];
-                for (int e = 0; e < kChunk; ++e) chunk[e] = (stream[i + e] * gain[i + e]) * rs;
+                for (int e = 0; e < kChunk; ++e) chunk[e] = (value_of(stream[i + e]) * gain[i + e]) * rs;
                 std::memcpy(pass.chunk_at(pass.xn, (c * width + i) / kChunk, token), chunk, sizeof chunk);
             }
+        }
+    }
+
+    static void norm(const Pass& pass, std::int64_t begin, std::int64_t end) {
+        if (pass.args.stream_type == StreamType::BFloat16) {
+            norm_of<std::uint16_t>(pass, begin, end);
+        } else {
+            norm_of<float>(pass, begin, end);
         }
     }
 

@@ -26,8 +26,11 @@ struct Pass {
         return activations + (chunk * args.tokens + token) * kChunk;
     }
 
-    // The streams after the fold.
-    const float* streams() const { return fold() ? args.residual_out : args.residual; }
+    // The streams after the fold, of what args.stream_type says: float, or uint16_t for bf16.
+    template <class Element>
+    const Element* streams() const {
+        return static_cast<const Element*>(fold() ? args.residual_out : args.residual);
+    }
 };
 
 using Step = void (*)(const Pass& pass, std::int64_t begin, std::int64_t end);

@@ -28,6 +28,7 @@ enum class Fault : int {
     kStaleCounter,     // q8_1 counters are not cleared
     kWrongArithmetic,  // a row's sum is off by its last bit
     kWritesNothing,    // nothing is launched
+    kCutStream,        // R' of bf16 streams is cut off, not rounded
     kFlippedBit,       // one bit of one output, after the read
 };
 

@@ -11,22 +11,23 @@ struct GroupArgs {
     int tokens;         // T of this launch
     float eps;
 
-    const float* residual;     // (T, HC, N)
-    const float* block_out;    // (T, N), null: no pending write
+    // Streams of fp32 or bf16: the kernels that touch them are templates on it, see residual.cuh.
+    const void* residual;      // (T, HC, N)
+    const void* block_out;     // (T, N), null: no pending write
     const float* inject_prev;  // (T, HC)
     const float* w_norm;       // (HC, N)
     const Chunk* w_down;       // (LR, D / 8)
     const Chunk* w_up;         // (D, LR / 8)
     const Chunk* w_inject;     // (HC, D / 8), null: no inject rows
 
-    float* residual_out;  // (T, HC, N), null exactly where block_out is
-    float* normalised;    // (T, HC, N), scratch: norm writes, down and up read
-    float* rs;            // (T, HC)
-    float* lo;            // (T, LR)
-    float* inject;        // (T, HC)
-    float* mixed;         // (T, N)
-    std::uint8_t* q8_1;   // (T, N / 32, 36), null: not asked for
-    unsigned* counters;   // N / 32, scratch: blocks that finished their half of a q8_1 block column
+    void* residual_out;  // (T, HC, N), null exactly where block_out is
+    float* normalised;   // (T, HC, N), scratch: norm writes, down and up read
+    float* rs;           // (T, HC)
+    float* lo;           // (T, LR)
+    float* inject;       // (T, HC)
+    float* mixed;        // (T, N)
+    std::uint8_t* q8_1;  // (T, N / 32, 36), null: not asked for
+    unsigned* counters;  // N / 32, scratch: blocks that finished their half of a q8_1 block column
 };
 
 using Kernel = void (*)(GroupArgs);

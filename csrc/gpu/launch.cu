@@ -20,15 +20,29 @@ struct Named {
     const char* name;
 };
 
-constexpr Named kNormPlain{gr_norm_kernel<kStreams>, "gr_norm_kernel (plain)"};
-constexpr Named kNormSplit{gr_norm_kernel<1>, "gr_norm_kernel (split)"};
+// The kernels that touch the streams, by what these are made of.
+struct NormKernels {
+    Named plain, split, runtime;
+};
+constexpr NormKernels kNormFloat32{{gr_norm_kernel<kStreams, Float4>, "gr_norm_kernel (plain)"},
+                                   {gr_norm_kernel<1, Float4>, "gr_norm_kernel (split)"},
+                                   {gr_norm_runtime_kernel<Float4>, "gr_norm_runtime_kernel"}};
+constexpr NormKernels kNormBFloat16{{gr_norm_kernel<kStreams, Bf16x4>, "gr_norm_kernel (plain, bf16 streams)"},
+                                    {gr_norm_kernel<1, Bf16x4>, "gr_norm_kernel (split, bf16 streams)"},
+                                    {gr_norm_runtime_kernel<Bf16x4>, "gr_norm_runtime_kernel (bf16 streams)"}};
+
+constexpr const NormKernels& norm_kernels(StreamType type) {
+    return type == StreamType::BFloat16 ? kNormBFloat16 : kNormFloat32;
+}
+
 constexpr Named kUpNarrowKernel{gr_up_kernel<kUpNarrow>, "gr_up_kernel (16 columns)"};
 constexpr Named kUpWideKernel{gr_up_kernel<kUpWide>, "gr_up_kernel (32 columns)"};
-constexpr Named kNormRuntime{gr_norm_runtime_kernel, "gr_norm_runtime_kernel"};
 constexpr Named kDownRuntime{gr_down_runtime_kernel, "gr_down_runtime_kernel"};
 constexpr Named kUpRuntime{gr_up_runtime_kernel, "gr_up_runtime_kernel"};
-constexpr Named kFixedKernels[] = {kNormPlain,   kNormSplit,   kUpNarrowKernel, kUpWideKernel,
-                                   kNormRuntime, kDownRuntime, kUpRuntime};
+constexpr Named kFixedKernels[] = {
+    kNormFloat32.plain,    kNormFloat32.split, kNormFloat32.runtime, kNormBFloat16.plain, kNormBFloat16.split,
+    kNormBFloat16.runtime, kUpNarrowKernel,    kUpWideKernel,        kDownRuntime,        kUpRuntime,
+};
 
 static_assert(kExactTokens == 4, "the instances below are the exact ones of launch_plan.hpp");
 
@@ -100,14 +114,14 @@ GroupArgs group_args(const ReadArgs& args, std::int64_t first, int count) {
     group.geometry = g;
     group.tokens = count;
     group.eps = args.eps;
-    group.residual = at(args.residual, g.depth());
-    group.block_out = at(args.block_out, g.width);
+    group.residual = stream_at(args.residual, args.stream_type, first * g.depth());
+    group.block_out = stream_at(args.block_out, args.stream_type, first * g.width);
     group.inject_prev = at(args.inject_prev, g.streams);
     group.w_norm = args.w_norm;
     group.w_down = reinterpret_cast<const Chunk*>(args.w_down);
     group.w_up = reinterpret_cast<const Chunk*>(args.w_up);
     group.w_inject = reinterpret_cast<const Chunk*>(args.w_inject);
-    group.residual_out = at(args.residual_out, g.depth());
+    group.residual_out = stream_at(args.residual_out, args.stream_type, first * g.depth());
     group.normalised = reinterpret_cast<float*>(scratch);
     group.rs = at(args.rs, g.streams);
     group.lo = at(args.lo, g.rank);
@@ -128,9 +142,10 @@ GroupArgs down_part(const GroupArgs& group, const TokenPart& part) {
     return slice;
 }
 
-bool read_group(const Launcher& launch, const GroupArgs& group, int variant, int q8_columns, std::size_t shared_limit) {
+bool read_group(const Launcher& launch, const GroupArgs& group, const NormKernels& norm, int variant, int q8_columns,
+                std::size_t shared_limit) {
     const dim3 norm_grid(static_cast<unsigned>(group.tokens), variant == kHcPlain ? 1 : kStreams);
-    if (!launch(variant == kHcPlain ? kNormPlain : kNormSplit, norm_grid, kNormThreads, 0, group)) return false;
+    if (!launch(variant == kHcPlain ? norm.plain : norm.split, norm_grid, kNormThreads, 0, group)) return false;
 
     const int limit = down_token_limit(variant, shared_limit);
     for (std::int64_t i = 0; i < part_count(group.tokens, limit); ++i) {
@@ -146,11 +161,11 @@ bool read_group(const Launcher& launch, const GroupArgs& group, int variant, int
                   group);
 }
 
-bool read_group_runtime(const Launcher& launch, const GroupArgs& group) {
+bool read_group_runtime(const Launcher& launch, const GroupArgs& group, const NormKernels& norm) {
     const Geometry& g = group.geometry;
     const dim3 norm_grid(static_cast<unsigned>(group.tokens), grid_size(g.streams));
     const std::int64_t rows = g.rank + (group.w_inject != nullptr ? g.streams : 0);
-    return launch(kNormRuntime, norm_grid, kRuntimeThreads, 0, group) &&
+    return launch(norm.runtime, norm_grid, kRuntimeThreads, 0, group) &&
            launch(kDownRuntime, dim3(grid_size(part_count(rows, kRuntimeGroups))), kRuntimeThreads, 0, group) &&
            launch(kUpRuntime, dim3(grid_size(g.width / kQ8Block)), kRuntimeThreads, 0, group);
 }
@@ -162,11 +177,12 @@ bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, std:
     const bool tuned = args.geometry == kModelGeometry && variant != kHcRuntimeGeometry;
     if (fault_before_read(tuned ? variant : kHcRuntimeGeometry)) return true;
     const Launcher launcher(stream, report);
+    const NormKernels& norm = norm_kernels(args.stream_type);
     for (std::int64_t i = 0; i < part_count(args.tokens, kMaxTokens); ++i) {
         const TokenPart part = token_part(args.tokens, kMaxTokens, i);
         const GroupArgs group = group_args(args, part.first, part.count);
-        const bool queued = tuned ? read_group(launcher, group, variant, q8_columns, shared_limit)
-                                  : read_group_runtime(launcher, group);
+        const bool queued = tuned ? read_group(launcher, group, norm, variant, q8_columns, shared_limit)
+                                  : read_group_runtime(launcher, group, norm);
         if (!queued) return false;
     }
     fault_after_read(args, stream);

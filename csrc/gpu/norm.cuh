@@ -5,6 +5,7 @@
 #include "gpu/faults.hpp"
 #include "gpu/group_args.hpp"
 #include "gpu/lanes.cuh"
+#include "gpu/residual.cuh"
 
 namespace strata::gpu {
 
@@ -34,7 +35,7 @@ struct NormShared {
 };
 
 // Grid (tokens, streams / kStreamsPerBlock), kNormThreads threads.
-template <int kStreamsPerBlock>
+template <int kStreamsPerBlock, class Four>
 __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
     constexpr int kFloat4s = kWidth / 4;
     constexpr int kRounds = (kFloat4s + kNormThreads - 1) / kNormThreads;
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
     const int first_stream = static_cast<int>(blockIdx.y) * kStreamsPerBlock;
     clear_counters(args, kQ8Columns);
 
-    const auto* residual = reinterpret_cast<const Float4*>(args.residual) + std::int64_t{token} * (kDepth / 4);
+    const auto* residual = static_cast<const Four*>(args.residual) + std::int64_t{token} * (kDepth / 4);
     const auto* w_norm = reinterpret_cast<const Float4*>(args.w_norm);
     Float4 values[kStreamsPerBlock][kRounds];
     Float4 gains[kStreamsPerBlock][kRounds];  // asked for with the values, so that they are here when the sums are
@@ -54,18 +55,18 @@ __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
         for (int round = 0; round < kRounds; ++round) {
             const int f = thread + round * kNormThreads;
             if (f >= kFloat4s) continue;
-            values[s][round] = load_float4(residual + (first_stream + s) * kFloat4s + f);
+            values[s][round] = load_stream(residual + (first_stream + s) * kFloat4s + f);
             gains[s][round] = load_float4(w_norm + (first_stream + s) * kFloat4s + f);
         }
     }
     if (args.block_out != nullptr) {
-        const auto* block_out = reinterpret_cast<const Float4*>(args.block_out) + std::int64_t{token} * kFloat4s;
-        auto* residual_out = reinterpret_cast<Float4*>(args.residual_out) + std::int64_t{token} * (kDepth / 4);
+        const auto* block_out = static_cast<const Four*>(args.block_out) + std::int64_t{token} * kFloat4s;
+        auto* residual_out = static_cast<Four*>(args.residual_out) + std::int64_t{token} * (kDepth / 4);
         Float4 written[kRounds];  // before the first store, which loads are not moved over
 #pragma unroll
         for (int round = 0; round < kRounds; ++round) {
             const int f = thread + round * kNormThreads;
-            if (f < kFloat4s) written[round] = load_float4(block_out + f);
+            if (f < kFloat4s) written[round] = load_stream(block_out + f);
         }
 #pragma unroll
         for (int s = 0; s < kStreamsPerBlock; ++s) {
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
                 const int f = thread + round * kNormThreads;
                 if (f >= kFloat4s) continue;
                 values[s][round] = fold(written[round], gain, values[s][round]);
-                residual_out[(first_stream + s) * kFloat4s + f] = canonical(values[s][round]);
+                residual_out[(first_stream + s) * kFloat4s + f] = round_stream<Four>(values[s][round]);
             }
         }
     }

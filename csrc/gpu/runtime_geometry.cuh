@@ -14,6 +14,7 @@ static_assert(kRuntimeThreads == kNormThreads && kRuntimeGroups == kNormGroups);
 static_assert(kRuntimeGroups == kMaxTokens, "group k of a block mixes and quantises token k");
 
 // Grid (tokens, streams).
+template <class Four>
 __global__ void __launch_bounds__(kRuntimeThreads) gr_norm_runtime_kernel(GroupArgs args) {
     auto& shared = block_shared<NormShared<1>>();
     const std::int64_t width = args.geometry.width;
@@ -25,11 +26,15 @@ __global__ void __launch_bounds__(kRuntimeThreads) gr_norm_runtime_kernel(GroupA
     const bool pending = args.block_out != nullptr;
     const float gain = pending ? fold_gain(args.inject_prev[token * streams + stream], streams) : 0.0f;
     const std::int64_t offset = (token * streams + stream) * (width / 4);
-    const auto* residual = reinterpret_cast<const Float4*>(args.residual) + offset;
-    const auto* block_out = reinterpret_cast<const Float4*>(args.block_out) + (pending ? token * (width / 4) : 0);
+    const auto* residual = static_cast<const Four*>(args.residual) + offset;
+    const auto* block_out = static_cast<const Four*>(args.block_out) + (pending ? token * (width / 4) : 0);
     const auto folded = [&](std::int64_t f) {
-        const Float4 value = residual[f];
-        return pending ? fold(block_out[f], gain, value) : value;
+        Float4 value = load_stream(residual + f);
+        if (pending) {
+            value = fold(load_stream(block_out + f), gain, value);
+            round_stream<Four>(value);
+        }
+        return value;
     };
 
     float sum = 0.0f;
@@ -42,10 +47,11 @@ __global__ void __launch_bounds__(kRuntimeThreads) gr_norm_runtime_kernel(GroupA
     if (threadIdx.x == 0) args.rs[token * streams + stream] = canonical(rs);
     const auto* w_norm = reinterpret_cast<const Float4*>(args.w_norm) + stream * (width / 4);
     auto* normalised = reinterpret_cast<Float4*>(args.normalised) + offset;
-    auto* residual_out = reinterpret_cast<Float4*>(args.residual_out) + (pending ? offset : 0);
+    auto* residual_out = static_cast<Four*>(args.residual_out) + (pending ? offset : 0);
     for (std::int64_t f = threadIdx.x; f < width / 4; f += kNormThreads) {
-        const Float4 value = folded(f);
-        if (pending) residual_out[f] = canonical(value);  // may be `residual` itself: this thread alone reads f
+        Float4 value = folded(f);
+        if (pending)
+            residual_out[f] = round_stream<Four>(value);  // may be `residual` itself: this thread alone reads f
         normalised[f] = normalise(value, w_norm[f], rs);
     }
 }

@@ -130,13 +130,15 @@ class Selftest {
 
     bool open() {
         const Geometry& g = kModelGeometry;
-        const SelftestCase largest{kMaxTokens, true, true, true};
+        const SelftestCase largest{kMaxTokens, StreamType::Float32, true, true, true};
         const std::size_t output_bytes = Outputs(largest).bytes;
         const std::size_t scratch = static_cast<std::size_t>(scratch_bytes(g, kMaxTokens));
         const std::size_t weights = static_cast<std::size_t>(g.rank * g.depth()) * sizeof(std::uint16_t);
         const std::size_t inject = static_cast<std::size_t>(g.streams * g.depth()) * sizeof(std::uint16_t);
         const std::size_t sizes[] = {float_bytes(kMaxTokens * g.depth()),
                                      float_bytes(kMaxTokens * g.width),
+                                     float_bytes(kMaxTokens * g.depth()) / 2,
+                                     float_bytes(kMaxTokens * g.width) / 2,
                                      float_bytes(kMaxTokens * g.streams),
                                      float_bytes(g.depth()),
                                      weights,
@@ -156,12 +158,14 @@ class Selftest {
         };
         residual_ = reinterpret_cast<float*>(take(sizes[0]));
         block_out_ = reinterpret_cast<float*>(take(sizes[1]));
-        inject_prev_ = reinterpret_cast<float*>(take(sizes[2]));
-        w_norm_ = reinterpret_cast<float*>(take(sizes[3]));
-        w_down_ = reinterpret_cast<std::uint16_t*>(take(sizes[4]));
-        w_up_ = reinterpret_cast<std::uint16_t*>(take(sizes[5]));
-        w_inject_ = reinterpret_cast<std::uint16_t*>(take(sizes[6]));
-        scratch_ = take(sizes[7]);
+        residual_bf16_ = reinterpret_cast<std::uint16_t*>(take(sizes[2]));
+        block_out_bf16_ = reinterpret_cast<std::uint16_t*>(take(sizes[3]));
+        inject_prev_ = reinterpret_cast<float*>(take(sizes[4]));
+        w_norm_ = reinterpret_cast<float*>(take(sizes[5]));
+        w_down_ = reinterpret_cast<std::uint16_t*>(take(sizes[6]));
+        w_up_ = reinterpret_cast<std::uint16_t*>(take(sizes[7]));
+        w_inject_ = reinterpret_cast<std::uint16_t*>(take(sizes[8]));
+        scratch_ = take(sizes[9]);
         outputs_ = scratch_ + scratch;  // the first gap stands between them
 
         if (!call(stream_create(&stream_), "creating the reference stream")) return false;
@@ -172,6 +176,8 @@ class Selftest {
         }
         return fill(SelftestInput::Residual, residual_, kMaxTokens * g.depth()) &&
                fill(SelftestInput::BlockOut, block_out_, kMaxTokens * g.width) &&
+               fill(SelftestInput::Residual, residual_bf16_, kMaxTokens * g.depth()) &&
+               fill(SelftestInput::BlockOut, block_out_bf16_, kMaxTokens * g.width) &&
                fill(SelftestInput::InjectPrev, inject_prev_, kMaxTokens * g.streams) &&
                fill(SelftestInput::WNorm, w_norm_, g.depth()) &&
                fill(SelftestInput::WDown, w_down_, g.rank * g.depth()) &&
@@ -210,16 +216,18 @@ class Selftest {
         const auto output = [&](int i) {
             return outputs.list[i].bytes == 0 ? nullptr : reinterpret_cast<float*>(outputs_ + outputs.list[i].offset);
         };
+        const bool bf16 = c.stream_type == StreamType::BFloat16;
         ReadArgs args{};
         args.geometry = kModelGeometry;
         args.tokens = c.tokens;
         args.eps = kSelftestEps;
-        args.residual = residual_;
+        args.stream_type = c.stream_type;
+        args.residual = bf16 ? static_cast<const void*>(residual_bf16_) : residual_;
         args.w_norm = w_norm_;
         args.w_down = w_down_;
         args.w_up = w_up_;
         args.w_inject = c.inject ? w_inject_ : nullptr;
-        args.block_out = c.fold ? block_out_ : nullptr;
+        args.block_out = !c.fold ? nullptr : bf16 ? static_cast<const void*>(block_out_bf16_) : block_out_;
         args.inject_prev = c.fold ? inject_prev_ : nullptr;
         args.mixed = output(0);
         args.inject = output(1);
@@ -302,8 +310,9 @@ class Selftest {
     }
 
     static CheckLine blank_line(const SelftestCase& c, int variant, int q8_columns, const char* against) {
-        return {c.tokens, c.fold, c.inject, c.q8_1, fused_gr_find(variant)->name, q8_columns, against, true,
-                "",       0,      0,        0};
+        return {c.tokens,   c.stream_type, c.fold, c.inject, c.q8_1, fused_gr_find(variant)->name,
+                q8_columns, against,       true,   "",       0,      0,
+                0};
     }
 
     // Another variant's answer against `expected`. False only where the check cannot go on.
@@ -329,7 +338,8 @@ class Selftest {
             gaps_intact(plain_, outputs, kPoisonReference, &line) && same_hashes(plain_, outputs, index, &line);
         if (!line.equal && gates.plain) {
             std::snprintf(result_.first_difference, sizeof result_.first_difference,
-                          "%s of case T=%d fold=%d inject=%d q8_1=%d", line.output, c.tokens, c.fold, c.inject, c.q8_1);
+                          "%s of case T=%d %s fold=%d inject=%d q8_1=%d", line.output, c.tokens,
+                          stream_name(c.stream_type), c.fold, c.inject, c.q8_1);
         }
         gates.plain &= line.equal;
         report_line(line);
@@ -361,6 +371,8 @@ class Selftest {
     char* memory_ = nullptr;
     float* residual_ = nullptr;
     float* block_out_ = nullptr;
+    std::uint16_t* residual_bf16_ = nullptr;
+    std::uint16_t* block_out_bf16_ = nullptr;
     float* inject_prev_ = nullptr;
     float* w_norm_ = nullptr;
     std::uint16_t* w_down_ = nullptr;

@@ -108,6 +108,9 @@ void bind_geometry(py::module_& m) {
     m.attr("ALIGNMENT") = kAlignment;
     m.attr("Q8_BLOCK") = kQ8Block;
     m.attr("Q8_BYTES") = kQ8Bytes;
+    m.attr("STREAM_DTYPES") =
+        py::make_tuple(kDtypes[stream_dtype(StreamType::Float32)],
+                       kDtypes[stream_dtype(StreamType::BFloat16)]);  // in the order of StreamType
     m.def(
         "geometry_supported",
         [](std::int64_t width, std::int64_t streams, std::int64_t rank) {
@@ -300,6 +303,7 @@ py::list check_device(const Backend& backend, int device) {
     for (const CheckLine& line : lines) {
         py::dict d;
         d["tokens"] = line.tokens;
+        d["stream_dtype"] = kDtypes[stream_dtype(line.stream_type)];
         d["fold"] = line.fold;
         d["inject"] = line.inject;
         d["q8_1"] = line.q8_1;

@@ -27,14 +27,15 @@ class Lend {
     Lend(int device, const ReadArgs& a) : device_(device) {
         const Geometry& g = a.geometry;
         const bool in_place = a.residual_out == a.residual;
-        if (!in_place) input("residual", a.residual, a.tokens * g.depth());
+        const std::int64_t element = element_bytes(a.stream_type);
+        if (!in_place) input("residual", static_cast<const char*>(a.residual), a.tokens * g.depth() * element);
         input("w_norm", a.w_norm, g.depth());
         input("w_down", a.w_down, g.rank * g.depth());
         input("w_up", a.w_up, g.depth() * g.rank);
         input("w_inject", a.w_inject, g.streams * g.depth());
-        input("block_out", a.block_out, a.tokens * g.width);
+        input("block_out", static_cast<const char*>(a.block_out), a.tokens * g.width * element);
         input("inject_prev", a.inject_prev, a.tokens * g.streams);
-        lend("residual_out", a.residual_out, a.tokens * g.depth(), true, in_place);
+        lend("residual_out", static_cast<char*>(a.residual_out), a.tokens * g.depth() * element, true, in_place);
         output("mixed", a.mixed, a.tokens * g.width);
         output("inject", a.inject, a.tokens * g.streams);
         output("lo", a.lo, a.tokens * g.rank);
@@ -119,23 +120,26 @@ STRATA_EXPORT int strata_sim_open(const char* card, std::uint64_t seed, strata::
 STRATA_EXPORT const char* strata_sim_cards() { return strata::sim::card_names(); }
 STRATA_EXPORT bool strata_sim_strict() { return strata::sim::watch::kStrict; }
 
-// strata_backend()->read for callers without its structs: `pointers` are the pointers of ReadArgs in their order.
+// strata_backend()->read for callers without its structs: `stream_type` is a number of StreamType, `pointers` are the
+// pointers of ReadArgs in their order.
 STRATA_EXPORT bool strata_sim_read(int device, const std::int64_t* geometry, std::int64_t tokens, float eps,
-                                   void* const* pointers, const char* variant, int q8_columns, strata::Report* report) {
+                                   int stream_type, void* const* pointers, const char* variant, int q8_columns,
+                                   strata::Report* report) {
     strata::ReadArgs a{};
     a.geometry = {geometry[0], geometry[1], geometry[2]};
     a.tokens = tokens;
     a.eps = eps;
-    a.residual = static_cast<const float*>(pointers[0]);
+    a.stream_type = static_cast<strata::StreamType>(stream_type);
+    a.residual = pointers[0];
     a.w_norm = static_cast<const float*>(pointers[1]);
     a.w_down = static_cast<const std::uint16_t*>(pointers[2]);
     a.w_up = static_cast<const std::uint16_t*>(pointers[3]);
     a.w_inject = static_cast<const std::uint16_t*>(pointers[4]);
-    a.block_out = static_cast<const float*>(pointers[5]);
+    a.block_out = pointers[5];
     a.inject_prev = static_cast<const float*>(pointers[6]);
     a.mixed = static_cast<float*>(pointers[7]);
     a.inject = static_cast<float*>(pointers[8]);
-    a.residual_out = static_cast<float*>(pointers[9]);
+    a.residual_out = pointers[9];
     a.lo = static_cast<float*>(pointers[10]);
     a.rs = static_cast<float*>(pointers[11]);
     a.q8_1 = static_cast<std::uint8_t*>(pointers[12]);

@@ -554,6 +554,12 @@ void store_float4(Float4* address, const Float4& value) {
     *address = value;
 }
 
+Bf16x4 load_bf16x4(const Bf16x4* address) {
+    check_aligned(address, sizeof *address, __builtin_return_address(0));
+    watch::reads(address, sizeof *address, __builtin_return_address(0));
+    return *address;
+}
+
 void copy_async(Float4* shared, const Float4* global) {
     const Copy copy{shared, global, current->copy_group, __builtin_return_address(0)};
     check_aligned(shared, sizeof *shared, copy.caller);

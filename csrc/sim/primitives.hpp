@@ -41,6 +41,7 @@ float load_past_caches(const float* address);
 Chunk load_chunk(const Chunk* address);
 Float4 load_float4(const Float4* address);
 void store_float4(Float4* address, const Float4& value);
+Bf16x4 load_bf16x4(const Bf16x4* address);
 
 // A copy lands when the group that it was committed in is waited for, not before; where the card has no copies in the
 // background, at once.

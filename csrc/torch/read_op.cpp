@@ -74,8 +74,8 @@ class ReadCall {
         for (int a = kMixed; a < kArgumentCount; ++a) {
             const auto output = static_cast<Argument>(a);
             if (output == kResidualOut && facts_.form == ReadForm::InPlace) continue;
-            const ArgumentRow& row = kArguments[a];
-            tensors_[a] = allocate(row.name, row.dtype, expected_shape(output, facts_, geometry), facts_[kResidual]);
+            tensors_[a] = allocate(kArguments[a].name, expected_dtype(output, facts_),
+                                   expected_shape(output, facts_, geometry), facts_[kResidual]);
             if (asked_for(output, facts_)) {
                 facts_.tensor[a].address = reinterpret_cast<std::uintptr_t>(data_of(tensors_[a]));
             }
@@ -97,17 +97,18 @@ class ReadCall {
         args.geometry = geometry;
         args.tokens = tokens;
         args.eps = static_cast<float>(facts_.eps);
-        args.residual = pointer<const float>(kResidual);
+        args.stream_type = facts_.stream_type();
+        args.residual = pointer<const void>(kResidual);
         args.w_norm = pointer<const float>(kWNorm);
         args.w_down = pointer<const std::uint16_t>(kWDown);
         args.w_up = pointer<const std::uint16_t>(kWUp);
         args.w_inject = pointer<const std::uint16_t>(kWInject);
-        args.block_out = pointer<const float>(kBlockOut);
+        args.block_out = pointer<const void>(kBlockOut);
         args.inject_prev = pointer<const float>(kInjectPrev);
         args.mixed = pointer<float>(kMixed);
         args.inject = asked_pointer<float>(kInject);
-        args.residual_out = facts_.form != ReadForm::InPlace ? asked_pointer<float>(kResidualOut)
-                            : facts_.pending_write()         ? pointer<float>(kResidual)
+        args.residual_out = facts_.form != ReadForm::InPlace ? asked_pointer<void>(kResidualOut)
+                            : facts_.pending_write()         ? pointer<void>(kResidual)
                                                              : nullptr;
         args.lo = pointer<float>(kLo);
         args.rs = pointer<float>(kRs);

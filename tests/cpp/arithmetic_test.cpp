@@ -42,6 +42,54 @@ float two(int exponent) { return std::ldexp(1.0f, exponent); }
 
 // ---------------------------------------------------------------------------------------------------------------
 
+// bf16_bits() of one of every 509 floats, and of all around each step, by a search among the values that bf16 has.
+void bf16_rounding() {
+    const auto nearest = [](float value) {
+        std::uint32_t low = bits(std::fabs(value)) >> 16;  // below or at the magnitude; low + 1 is above it
+        const double magnitude = std::fabs(static_cast<double>(value));
+        const auto number = [](std::uint32_t pattern) {  // one step beyond the largest is 2^128
+            return pattern < 0x7f80u ? static_cast<double>(bits_float(pattern << 16)) : std::ldexp(1.0, 128);
+        };
+        const double down = magnitude - number(low), up = number(low + 1) - magnitude;
+        if (up < down || (up == down && (low & 1u) != 0)) ++low;
+        return static_cast<std::uint16_t>((bits(value) >> 31) << 15 | low);
+    };
+    const auto look = [&](std::uint32_t pattern) {
+        const float value = bits_float(pattern);
+        const std::uint16_t got = bf16_bits(value);
+        if (value != value) {
+            CHECK(got == kBf16Nan, pattern, got);
+        } else if (std::isinf(value)) {
+            CHECK(got == pattern >> 16, pattern, got);
+        } else {
+            CHECK(got == nearest(value), pattern, got);
+        }
+    };
+    for (std::uint64_t pattern = 0; pattern < (std::uint64_t{1} << 32); pattern += 509) {
+        look(static_cast<std::uint32_t>(pattern));
+    }
+    for (std::uint32_t high = 0; high < 0x10000u; ++high) {
+        for (const std::uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) look(high << 16 | low);
+    }
+    // By hand: ties to even, the last finite value and the first that is infinite, zeros and subnormals with their
+    // sign.
+    CHECK(bf16_bits(bits_float(0x3f808000u)) == 0x3f80 && bf16_bits(bits_float(0x3f818000u)) == 0x3f82);
+    CHECK(bf16_bits(bits_float(0x7f7f7fffu)) == 0x7f7f && bf16_bits(bits_float(0xff7f8000u)) == 0xff80);
+    CHECK(bf16_bits(-0.0f) == 0x8000 && bf16_bits(bits_float(0x80008000u)) == 0x8000);
+    CHECK(bf16_bits(bits_float(0x80008001u)) == 0x8001 && bf16_bits(bits_float(0xffffffffu)) == kBf16Nan);
+    for (std::uint32_t pattern = 0; pattern < 0x10000u; ++pattern) {  // widening is exact, four at a time too
+        const auto half = static_cast<std::uint16_t>(pattern);
+        const float wide = widen(half);
+        CHECK(bits(wide) == pattern << 16);
+        const Float4 four = widen(Bf16x4{{pattern | 0x12340000u, 0x5678u | pattern << 16}});
+        CHECK(bits(four.x) == bits(wide) && bits(four.y) == 0x12340000u, pattern);
+        CHECK(bits(four.z) == 0x56780000u && bits(four.w) == bits(wide), pattern);
+        const Bf16x4 again = round_bf16({wide, bits_float(0x3f808001u), -0.0f, wide});
+        const std::uint32_t expected = wide != wide ? kBf16Nan : pattern;
+        CHECK(again.word[0] == (0x3f810000u | expected) && again.word[1] == (0x8000u | expected << 16), pattern);
+    }
+}
+
 void exp_dense() {
     double worst = 0.0;
     const auto look = [&](std::uint32_t pattern) {
@@ -296,6 +344,7 @@ void q8() {
 }  // namespace
 
 int main() {
+    bf16_rounding();
     exp_dense();
     sigmoid_and_silu();
     orders();

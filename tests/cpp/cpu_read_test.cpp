@@ -58,6 +58,7 @@ struct Random {
 
 struct Options {
     bool fold, inject, q8_1;
+    StreamType stream_type = StreamType::Float32;
 };
 
 std::size_t floats(std::int64_t count) { return static_cast<std::size_t>(count) * sizeof(float); }
@@ -78,7 +79,8 @@ struct Read {
                                        options.fold ? tokens * g.streams : 0};
         const float scales[7] = {3.0f, 1.5f, 0.1f, 0.2f, 0.1f, 1.0f, 4.0f};
         for (int i = 0; i < 7; ++i) {
-            const bool bf16 = i >= 2 && i <= 4;
+            const bool stream = i == 0 || i == 5;
+            const bool bf16 = (i >= 2 && i <= 4) || (stream && options.stream_type == StreamType::BFloat16);
             in[i] = std::make_unique<Guarded>(floats(sizes[i]) / (bf16 ? 2 : 1));
             Random random{static_cast<std::uint64_t>(i) + 1};
             for (std::int64_t k = 0; k < sizes[i]; ++k) {
@@ -95,7 +97,7 @@ struct Read {
         const std::size_t outputs[6] = {
             floats(tokens * g.width),
             options.inject ? floats(tokens * g.streams) : 0,
-            options.fold ? floats(tokens * g.depth()) : 0,
+            options.fold ? static_cast<std::size_t>(tokens * g.depth() * element_bytes(options.stream_type)) : 0,
             floats(tokens * g.rank),
             floats(tokens * g.streams),
             options.q8_1 ? static_cast<std::size_t>(tokens * (g.width / kQ8Block)) * kQ8Bytes : 0};
@@ -104,16 +106,17 @@ struct Read {
         args = {g,
                 tokens,
                 1e-6f,
-                in[0]->as<float>(),
+                options.stream_type,
+                in[0]->as<char>(),
                 in[1]->as<float>(),
                 in[2]->as<std::uint16_t>(),
                 in[3]->as<std::uint16_t>(),
                 in[4]->as<std::uint16_t>(),
-                in[5]->as<float>(),
+                in[5]->as<char>(),
                 in[6]->as<float>(),
                 out[0]->as<float>(),
                 out[1]->as<float>(),
-                out[2]->as<float>(),
+                out[2]->as<char>(),
                 out[3]->as<float>(),
                 out[4]->as<float>(),
                 out[5]->as<std::uint8_t>(),
@@ -160,9 +163,11 @@ int main() {
                  {{1056, 2, 264}, {1, 5}},           {{64, 8, 40}, {3, 8, 17}}, {{2048, 4, 320}, {1, 6}}};
     for (const auto& one : cases) {
         for (const std::int64_t tokens : one.tokens) {
-            for (int bits = 0; bits < 8; ++bits) {
-                const Options options{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0};
-                if (tokens > 2 && bits != 0 && bits != 7) continue;
+            for (int bits = 0; bits < 10; ++bits) {
+                // The last two are of bf16 streams: nothing asked for, and everything.
+                const Options options = bits < 8 ? Options{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0}
+                                                 : Options{bits == 9, bits == 9, bits == 9, StreamType::BFloat16};
+                if (tokens > 2 && bits > 0 && bits < 7) continue;
                 Report report;
                 const Read expected(one.geometry, tokens, options), untouched(one.geometry, tokens, options);
                 CHECK(cpu::read(expected.args, "portable", whole, &report), report.text);
@@ -180,7 +185,7 @@ int main() {
                 }
                 if (options.fold) {  // in place
                     Read read(one.geometry, tokens, options);
-                    read.args.residual_out = read.in[0]->as<float>();
+                    read.args.residual_out = read.in[0]->as<char>();
                     CHECK(cpu::read(read.args, nullptr, uneven_on_three_threads, &report), report.text);
                     CHECK(read.in[0]->same(*expected.out[2]) && read.out[0]->same(*expected.out[0]), tokens);
                 }

@@ -54,6 +54,8 @@ std::vector<Hashes> answers(const char* path) {
     const Geometry g = kModelGeometry;
     auto residual = floats(SelftestInput::Residual, kMaxTokens * g.depth());
     auto block_out = floats(SelftestInput::BlockOut, kMaxTokens * g.width);
+    auto residual_bf16 = halves(SelftestInput::Residual, kMaxTokens * g.depth());
+    auto block_out_bf16 = halves(SelftestInput::BlockOut, kMaxTokens * g.width);
     auto inject_prev = floats(SelftestInput::InjectPrev, kMaxTokens * g.streams);
     auto w_norm = floats(SelftestInput::WNorm, g.depth());
     auto w_down = halves(SelftestInput::WDown, g.rank * g.depth());
@@ -64,6 +66,7 @@ std::vector<Hashes> answers(const char* path) {
     std::vector<Hashes> all;
     for (int index = 0; index < kSelftestCases; ++index) {
         const SelftestCase c = selftest_case(index);
+        const bool bf16 = c.stream_type == StreamType::BFloat16;
         std::int64_t sizes[kSelftestOutputs];
         for (int i = 0; i < kSelftestOutputs; ++i) sizes[i] = selftest_output_bytes(c, i);
         std::vector<Buffer<unsigned char>> outputs;
@@ -75,12 +78,13 @@ std::vector<Hashes> answers(const char* path) {
         args.geometry = g;
         args.tokens = c.tokens;
         args.eps = kSelftestEps;
-        args.residual = residual.data();
+        args.stream_type = c.stream_type;
+        args.residual = bf16 ? static_cast<const void*>(residual_bf16.data()) : residual.data();
         args.w_norm = w_norm.data();
         args.w_down = w_down.data();
         args.w_up = w_up.data();
         args.w_inject = c.inject ? w_inject.data() : nullptr;
-        args.block_out = c.fold ? block_out.data() : nullptr;
+        args.block_out = !c.fold ? nullptr : bf16 ? static_cast<const void*>(block_out_bf16.data()) : block_out.data();
         args.inject_prev = c.fold ? inject_prev.data() : nullptr;
         args.mixed = output(0);
         args.inject = output(1);
@@ -149,8 +153,8 @@ int check() {
             for (int i = 0; i < kSelftestOutputs; ++i) {
                 if (all[static_cast<std::size_t>(index)].of[i] == kSelftestHashes[index][i]) continue;
                 const SelftestCase c = selftest_case(index);
-                std::printf("%s: T=%d fold=%d inject=%d q8_1=%d: %s differs from the table\n", path.c_str(), c.tokens,
-                            c.fold, c.inject, c.q8_1, kSelftestOutputNames[i]);
+                std::printf("%s: T=%d %s fold=%d inject=%d q8_1=%d: %s differs from the table\n", path.c_str(),
+                            c.tokens, stream_name(c.stream_type), c.fold, c.inject, c.q8_1, kSelftestOutputNames[i]);
                 ++wrong;
             }
         }

@@ -392,6 +392,8 @@ constexpr PlantedFault kFaults[] = {
     {"staged and P4 write nothing", Fault::kWritesNothing, kP4 | kStaged, 0, "gfx1201", "split", "staged"},
     {"nothing writes anything", Fault::kWritesNothing, kEverything, 0, "gfx1201", "plain", "plain"},
     {"the same wrong arithmetic everywhere", Fault::kWrongArithmetic, kEverything, 0, "gfx1201", "plain", "plain"},
+    {"bf16 streams cut off by split", Fault::kCutStream, kSplit, 0, "gfx1201", "p4", "split"},
+    {"bf16 streams cut off everywhere", Fault::kCutStream, kEverything, 0, "gfx1201", "plain", "plain"},
     {"staged wrong, P4 right", Fault::kFlippedBit, kStaged, 0, "gfx1201", "split", "staged"},
     {"staged and P4 equally wrong", Fault::kFlippedBit, kStaged | kP4, 0, "gfx1201", "split", "staged"},
     {"split alone wrong", Fault::kFlippedBit, kSplit, 3, "gfx1201", "p4", "split"},
@@ -404,7 +406,7 @@ void test_faults() {
             gpu::planted_fault().fault = f.fault;
             gpu::planted_fault().variants = f.variants;
             gpu::planted_fault().output = f.output;
-            gpu::planted_fault().case_stride = kSelftestCases - 1;  // T = 1 without options, T = 8 with all
+            gpu::planted_fault().case_stride = kSelftestCases - 1;  // T = 1 without options, T = 8 with all and bf16
             const int device = open_card(f.card, 3);
             check_and_tell(device);
             tell_state(device);
@@ -451,11 +453,11 @@ constexpr Site kSites[] = {
     {"making an input", sim::Call::Launch, 1, Verdict::NotCompleted},
     {"waiting for the inputs", sim::Call::StreamSync, 1, Verdict::NotCompleted},
     {"poisoning plain's outputs", sim::Call::Memset, 1, Verdict::NotCompleted},
-    {"launching plain", sim::Call::Launch, 8, Verdict::NotCompleted},
+    {"launching plain", sim::Call::Launch, 10, Verdict::NotCompleted},
     {"reading plain back", sim::Call::Memcpy, 1, Verdict::NotCompleted},
     {"waiting for plain", sim::Call::StreamSync, 2, Verdict::NotCompleted},
     {"poisoning P4's outputs", sim::Call::Memset, 5, Verdict::CandidateOnly},
-    {"launching P4", sim::Call::Launch, 20, Verdict::CandidateOnly},
+    {"launching P4", sim::Call::Launch, 22, Verdict::CandidateOnly},
     {"reading P4 back", sim::Call::Memcpy, 5, Verdict::CandidateOnly},
     {"waiting for P4", sim::Call::StreamSync, 6, Verdict::CandidateOnly},
     {"the candidate's last synchronisation", sim::Call::StreamSync, 7, Verdict::CandidateOnly},

@@ -4,6 +4,7 @@
 // Compiled without STRATA_SIM_STRICT: every down variant, T = 1..8, every option, 32 and 64 lanes, several seeds; the
 // first argument picks the lanes. With it, and with -fsanitize=thread: each kernel at T = 1, 4 and 8, each option once,
 // under the detectors. Norm and up run once an option and not once a down variant, which nothing of theirs depends on.
+// Streams of bf16, which only norm looks at, run with fewer T.
 #include "gpu/launch.cu"
 
 #include <cmath>
@@ -59,6 +60,7 @@ struct Inputs {
     std::int64_t tokens;
     Array<float> residual, w_norm, block_out, inject_prev;
     Array<std::uint16_t> w_down, w_up, w_inject;
+    Array<std::uint16_t> residual_bf16, block_out_bf16;  // the others' upper halves
 };
 
 std::size_t size(std::int64_t a, std::int64_t b) { return static_cast<std::size_t>(a * b); }
@@ -73,7 +75,9 @@ Inputs make_inputs(const Geometry& g, std::int64_t tokens) {
               Array<float>(size(tokens, g.streams)),
               Array<std::uint16_t>(size(g.rank, g.depth())),
               Array<std::uint16_t>(size(g.depth(), g.rank)),
-              Array<std::uint16_t>(size(g.streams, g.depth()))};
+              Array<std::uint16_t>(size(g.streams, g.depth())),
+              Array<std::uint16_t>(size(tokens, g.depth())),
+              Array<std::uint16_t>(size(tokens, g.width))};
     std::mt19937 random(static_cast<unsigned>(g.depth() + tokens));
     std::normal_distribution<float> normal;
     const auto floats = [&](Array<float>& out, float middle, float spread) {
@@ -96,6 +100,13 @@ Inputs make_inputs(const Geometry& g, std::int64_t tokens) {
         in.residual[size(2, g.depth()) + 7] = std::numeric_limits<float>::infinity();
         std::memset(&in.residual[size(3, g.depth())], 0, sizeof(float) * size(1, g.width));
     }
+    const auto upper_halves = [](Array<std::uint16_t>& out, Array<float>& of) {
+        for (std::size_t i = 0; i < out.bytes() / sizeof(std::uint16_t); ++i) {
+            out[i] = static_cast<std::uint16_t>(float_bits(of[i]) >> 16);
+        }
+    };
+    upper_halves(in.residual_bf16, in.residual);
+    upper_halves(in.block_out_bf16, in.block_out);
     return in;
 }
 
@@ -119,6 +130,7 @@ struct Options {
     bool fold;
     bool inject;
     bool q8_1;
+    StreamType stream_type = StreamType::Float32;
 };
 
 ReadArgs read_args(const Inputs& in, const Outputs& out, std::int64_t tokens, Options options, void* scratch) {
@@ -126,7 +138,9 @@ ReadArgs read_args(const Inputs& in, const Outputs& out, std::int64_t tokens, Op
     a.geometry = in.geometry;
     a.tokens = tokens;
     a.eps = kEps;
-    a.residual = in.residual.data();
+    const bool bf16 = options.stream_type == StreamType::BFloat16;
+    a.stream_type = options.stream_type;
+    a.residual = bf16 ? static_cast<const void*>(in.residual_bf16.data()) : in.residual.data();
     a.w_norm = in.w_norm.data();
     a.w_down = in.w_down.data();
     a.w_up = in.w_up.data();
@@ -135,7 +149,7 @@ ReadArgs read_args(const Inputs& in, const Outputs& out, std::int64_t tokens, Op
     a.rs = out.rs.data();
     a.scratch = scratch;
     if (options.fold) {
-        a.block_out = in.block_out.data();
+        a.block_out = bf16 ? static_cast<const void*>(in.block_out_bf16.data()) : in.block_out.data();
         a.inject_prev = in.inject_prev.data();
         a.residual_out = out.residual_out.data();
     }
@@ -148,12 +162,12 @@ ReadArgs read_args(const Inputs& in, const Outputs& out, std::int64_t tokens, Op
 }
 
 // The CPU's answer for all tokens, everything asked for. A token's does not depend on the others.
-Outputs cpu_answer(const Inputs& in, bool fold) {
+Outputs cpu_answer(const Inputs& in, bool fold, StreamType stream_type = StreamType::Float32) {
     Outputs out(in.geometry, in.tokens);
     Array<char> scratch(static_cast<std::size_t>(cpu::scratch_size(in.geometry, in.tokens)));
     Report report;
     const bool done = cpu::read(
-        read_args(in, out, in.tokens, {fold, true, true}, scratch.data()), nullptr,
+        read_args(in, out, in.tokens, {fold, true, true, stream_type}, scratch.data()), nullptr,
         [](std::int64_t begin, std::int64_t end, std::int64_t, void (*body)(std::int64_t, std::int64_t, void*),
            void* context) { body(begin, end, context); },
         &report);
@@ -182,6 +196,13 @@ bool check_same(const Where& where, const char* name, const Array<T>& actual, co
     return same;
 }
 
+// residual_out, `count` elements of what the streams are made of.
+void check_same_streams(const Where& where, const Array<float>& actual, const Array<float>& expected, std::size_t count,
+                        StreamType type) {
+    const std::size_t bytes = count * static_cast<std::size_t>(element_bytes(type));
+    CHECK(std::memcmp(actual.data(), expected.data(), bytes) == 0, where, "residual_out", stream_name(type));
+}
+
 // A card and what it has declared.
 class OpenCard {
   public:
@@ -203,11 +224,13 @@ class OpenCard {
     }
     void lend(const Inputs& in, const Outputs& out, const Array<char>& scratch) const {
         lend("residual", in.residual, false);
+        lend("residual_bf16", in.residual_bf16, false);
         lend("w_norm", in.w_norm, false);
         lend("w_down", in.w_down, false);
         lend("w_up", in.w_up, false);
         lend("w_inject", in.w_inject, false);
         lend("block_out", in.block_out, false);
+        lend("block_out_bf16", in.block_out_bf16, false);
         lend("inject_prev", in.inject_prev, false);
         lend("mixed", out.mixed, true);
         lend("inject", out.inject, true);
@@ -240,12 +263,14 @@ bool run(OpenCard& card, const std::string& what, const Named& kernel, dim3 grid
 
 struct Model {
     Inputs in = make_inputs(kModelGeometry, kMaxTokens);
-    Outputs plain_answer = cpu_answer(in, false);
-    Outputs fold_answer = cpu_answer(in, true);
+    Outputs answers[2][2] = {{cpu_answer(in, false), cpu_answer(in, true)},
+                             {cpu_answer(in, false, StreamType::BFloat16), cpu_answer(in, true, StreamType::BFloat16)}};
     Outputs out{kModelGeometry, kMaxTokens};
     Array<char> scratch{static_cast<std::size_t>(scratch_bytes(kModelGeometry, kMaxTokens))};
 
-    const Outputs& answer(bool fold) const { return fold ? fold_answer : plain_answer; }
+    const Outputs& answer(Options options) const {
+        return answers[options.stream_type == StreamType::BFloat16 ? 1 : 0][options.fold ? 1 : 0];
+    }
     GroupArgs args(int tokens, Options options) {
         return group_args(read_args(in, out, tokens, options, scratch.data()), 0, tokens);
     }
@@ -254,17 +279,18 @@ struct Model {
 void check_norm(OpenCard& card, Model& m, int variant, int tokens, Options options) {
     m.out.residual_out.poison();
     m.out.rs.poison();
-    const std::size_t activations = static_cast<std::size_t>(tokens) * kDepth * sizeof(float);
     const dim3 grid(static_cast<unsigned>(tokens), variant == kHcPlain ? 1 : kStreams);
-    std::vector<char> before(m.scratch.data(), m.scratch.data() + activations);
-    if (!run(card, fused_gr_find(variant)->name + std::string(" norm"), variant == kHcPlain ? kNormPlain : kNormSplit,
+    const NormKernels& norm = norm_kernels(options.stream_type);
+    if (!run(card, fused_gr_find(variant)->name + std::string(" norm"), variant == kHcPlain ? norm.plain : norm.split,
              grid, kNormThreads, 0, m.args(tokens, options))) {
         return;
     }
-    const Outputs& expected = m.answer(options.fold);
+    const Outputs& expected = m.answer(options);
     check_same(card.where, "rs", m.out.rs, expected.rs, size(tokens, kStreams));
-    if (options.fold)
-        check_same(card.where, "residual_out", m.out.residual_out, expected.residual_out, size(tokens, kDepth));
+    if (options.fold) {
+        check_same_streams(card.where, m.out.residual_out, expected.residual_out, size(tokens, kDepth),
+                           options.stream_type);
+    }
 }
 
 void check_down(OpenCard& card, Model& m, int variant, int tokens, Options options) {
@@ -280,7 +306,7 @@ void check_down(OpenCard& card, Model& m, int variant, int tokens, Options optio
             return;
         }
     }
-    const Outputs& expected = m.answer(options.fold);
+    const Outputs& expected = m.answer(options);
     check_same(card.where, "lo", m.out.lo, expected.lo, size(tokens, kRank));
     if (options.inject) check_same(card.where, "inject", m.out.inject, expected.inject, size(tokens, kStreams));
 }
@@ -293,7 +319,7 @@ void check_up(OpenCard& card, Model& m, int columns, int tokens, Options options
              dim3(static_cast<unsigned>(kWidth / columns)), kUpThreads, 0, m.args(tokens, options))) {
         return;
     }
-    const Outputs& expected = m.answer(options.fold);
+    const Outputs& expected = m.answer(options);
     check_same(card.where, "mixed", m.out.mixed, expected.mixed, size(tokens, kWidth));
     if (options.q8_1) check_same(card.where, "q8_1", m.out.q8_1, expected.q8_1, size(tokens, kQ8Columns * kQ8Bytes));
 }
@@ -321,8 +347,10 @@ void check_read(OpenCard& card, const Inputs& in, int variant, int columns, std:
     check_same(card.where, "mixed", out.mixed, expected.mixed, size(tokens, g.width));
     check_same(card.where, "lo", out.lo, expected.lo, size(tokens, g.rank));
     check_same(card.where, "rs", out.rs, expected.rs, size(tokens, g.streams));
-    if (options.fold)
-        check_same(card.where, "residual_out", out.residual_out, expected.residual_out, size(tokens, g.depth()));
+    if (options.fold) {
+        check_same_streams(card.where, out.residual_out, expected.residual_out, size(tokens, g.depth()),
+                           options.stream_type);
+    }
     if (options.inject) check_same(card.where, "inject", out.inject, expected.inject, size(tokens, g.streams));
     if (options.q8_1)
         check_same(card.where, "q8_1", out.q8_1, expected.q8_1, size(tokens, g.width / kQ8Block * kQ8Bytes));
@@ -346,6 +374,12 @@ void check_everything(const char* lanes) {
             card.where.tokens = tokens;
             for (const bool fold : {false, true}) {
                 if (seed >= 2 && fold != (seed == 2)) continue;
+                for (const int variant : {kHcPlain, kHcSplit}) {
+                    if (tokens != 1 && tokens != 5 && tokens != 8) continue;
+                    const Options bf16{fold, false, false, StreamType::BFloat16};
+                    check_norm(card, m, variant, tokens, bf16);
+                    check_down(card, m, kHcPlain, tokens, bf16);
+                }
                 check_norm(card, m, kHcPlain, tokens, {fold, false, false});
                 check_norm(card, m, kHcSplit, tokens, {fold, false, true});
                 for (const bool inject : {false, true}) {
@@ -366,9 +400,14 @@ void check_geometries(const char* lanes) {
         const Inputs in = make_inputs(g, 17);
         for (const bool fold : {false, true}) {
             const Outputs expected = cpu_answer(in, fold);
+            const Outputs expected_bf16 = cpu_answer(in, fold, StreamType::BFloat16);
             const bool large = g.width > 1000;
             for (std::uint64_t seed = 0; seed < (large ? 1 : 2); ++seed) {
                 OpenCard card(wave64 ? "gfx90a" : "gfx1100", seed);
+                for (const std::int64_t tokens : {1, 17}) {
+                    const Options bf16{fold, true, true, StreamType::BFloat16};
+                    check_read(card, in, kHcStaged, 16, tokens, bf16, expected_bf16);
+                }
                 for (const bool inject : {false, true}) {
                     for (const bool q8_1 : {false, true}) {
                         if (large && inject != q8_1) continue;
@@ -387,6 +426,8 @@ void check_geometries(const char* lanes) {
         const bool other = variant.value == kHcRuntimeGeometry;
         check_read(card, in, variant.value, 32, other ? 2 : 17, {true, true, true}, expected);
     }
+    const Options bf16{true, true, true, StreamType::BFloat16};
+    check_read(card, in, kHcStaged, 32, 17, bf16, cpu_answer(in, true, StreamType::BFloat16));
 }
 
 #else
@@ -406,14 +447,21 @@ void check_strict() {
     const std::int64_t few = 3;
     const Inputs small = make_inputs({96, 3, 24}, few);
     const Outputs small_answer = cpu_answer(small, true);
+    const Options bf16{true, true, true, StreamType::BFloat16};
+    const Outputs small_bf16_answer = cpu_answer(small, true, StreamType::BFloat16);
     for (const char* name : {"sm_90", "gfx942"}) {
         OpenCard card(name, 1);
         card.lend(m.in, m.out, m.scratch);
         check_kernels(card, m, 1, {false, false, false}, true);
         check_kernels(card, m, 4, {true, false, true}, false);
         check_kernels(card, m, 8, {true, true, true}, true);
+        for (const int variant : {kHcPlain, kHcSplit}) {
+            check_norm(card, m, variant, 8, bf16);
+            check_down(card, m, kHcPlain, 8, bf16);
+        }
         sim::withdraw(card.device);
         check_read(card, small, kHcStaged, 16, few, {true, true, true}, small_answer);
+        check_read(card, small, kHcStaged, 16, few, bf16, small_bf16_answer);
     }
 }
 

@@ -23,6 +23,7 @@ class ReadArgs(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("width", "streams", "rank", "tokens")),
         ("eps", ctypes.c_float),
+        ("stream_type", ctypes.c_int),  # 1: bf16
         *(
             (name, ctypes.c_void_p)
             for name in (
@@ -162,7 +163,7 @@ class Card:
         rank = inputs.w_down.shape[0]
         make = Workspace(self, inputs, q8_1)
         self.tensors = make.tensors
-        args = ReadArgs(width, streams, rank, tokens, eps)
+        args = ReadArgs(width, streams, rank, tokens, eps, inputs.residual.dtype == torch.bfloat16)
         for field, tensor in self.tensors.items():
             setattr(args, field, tensor.data_ptr())
         text = ctypes.create_string_buffer(512)
@@ -198,7 +199,8 @@ class Workspace:
         }
         for name, shape in shapes.items():
             if shape is not None:
-                self._place(name, shape, torch.float32).fill_(torch.nan)
+                dtype = inputs.residual.dtype if name == "residual_out" else torch.float32
+                self._place(name, shape, dtype).fill_(torch.nan)
         if q8_1:
             self._place("q8_1", (tokens, width // 32, 36), torch.uint8).fill_(0xA5)
         geometry = (ctypes.c_int64 * 3)(width, streams, rank)

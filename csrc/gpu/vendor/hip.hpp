@@ -118,6 +118,13 @@ __device__ __forceinline__ void store_float4(Float4* address, Float4 value) {
     *reinterpret_cast<Vector4*>(address) = Vector4{value.x, value.y, value.z, value.w};
 }
 
+// Four bf16 likewise.
+using Words2 = std::uint32_t __attribute__((ext_vector_type(2)));
+__device__ __forceinline__ Bf16x4 load_bf16x4(const Bf16x4* address) {
+    const Words2 v = *reinterpret_cast<const Words2*>(address);
+    return {{v.x, v.y}};
+}
+
 // No copies in the background here: the copy is done when the thread has done it, and commit and wait say nothing.
 __device__ __forceinline__ void copy_async(Float4* shared, const Float4* global) {
     store_float4(shared, load_float4(global));

@@ -95,6 +95,7 @@ __forceinline__ float load_from_other_block(const float* address) { return sim::
 __forceinline__ Chunk load_weights(const Chunk* address) { return sim::load_chunk(address); }
 __forceinline__ Float4 load_float4(const Float4* address) { return sim::load_float4(address); }
 __forceinline__ void store_float4(Float4* address, Float4 value) { sim::store_float4(address, value); }
+__forceinline__ Bf16x4 load_bf16x4(const Bf16x4* address) { return sim::load_bf16x4(address); }
 
 // In the background where the card has that; it lands when its group is waited for, and not before.
 __forceinline__ void copy_async(Float4* shared, const Float4* global) { sim::copy_async(shared, global); }
