@@ -41,11 +41,19 @@ class Inputs(NamedTuple):
         )
 
 
-def make_inputs(tokens: int, geometry: Geometry = MODEL, *, seed: int = 0, special: bool = False) -> Inputs:
+def make_inputs(
+    tokens: int,
+    geometry: Geometry = MODEL,
+    *,
+    seed: int = 0,
+    special: bool = False,
+    streams_of: torch.dtype = torch.float32,
+) -> Inputs:
     """All inputs of a read of `tokens` tokens on the CPU; see `Inputs.only` for less.
 
     The streams are of different sizes and a few channels stand out, the gains lie around 1, and the weights are scaled
-    so that gates are neither open nor shut. With `special`, `plant_specials` is applied.
+    so that gates are neither open nor shut. With `special`, `plant_specials` is applied. `streams_of` is the dtype of
+    `residual` and `block_out`: the same values, rounded.
     """
     random = torch.Generator().manual_seed(seed)
     width, streams, rank = geometry
@@ -68,7 +76,7 @@ def make_inputs(tokens: int, geometry: Geometry = MODEL, *, seed: int = 0, speci
     )
     if special:
         plant_specials(inputs)
-    return inputs
+    return inputs._replace(residual=inputs.residual.to(streams_of), block_out=inputs.block_out.to(streams_of))
 
 
 def plant_specials(inputs: Inputs) -> None:

@@ -28,12 +28,16 @@ class Suite(NamedTuple):
     geometry: Geometry
     tokens: tuple[int, ...]
     special: bool
+    streams_of: torch.dtype = torch.float32
 
 
 SUITES = (
     Suite("model", MODEL, tuple(range(1, 9)), False),
     Suite("model, special values", MODEL, (8, 9), True),
+    Suite("model, bf16 streams", MODEL, (1, 4), False, torch.bfloat16),
+    Suite("model, bf16 streams, special values", MODEL, (9,), True, torch.bfloat16),
     *(Suite("x".join(map(str, geometry)), geometry, (1, 2, 8), False) for geometry in OTHER_GEOMETRIES),
+    Suite("96x3x40, bf16 streams", Geometry(96, 3, 40), (1, 8), False, torch.bfloat16),
 )
 
 
@@ -84,7 +88,13 @@ def parity(
     results: dict[str, dict[str, Any]] = {name: {"cases": 0, "equal": 0, "first_difference": None} for name in variants}
     for suite in SUITES:
         progress(f"{suite.name}: the portable path")
-        everything = make_inputs(max(suite.tokens), suite.geometry, seed=len(suite.name), special=suite.special)
+        everything = make_inputs(
+            max(suite.tokens),
+            suite.geometry,
+            seed=len(suite.name),
+            special=suite.special,
+            streams_of=suite.streams_of,
+        )
         expected = {
             fold: debug.fused_gr_read(
                 *everything.only(max(suite.tokens), fold=fold, inject=True), q8_1=True, variant=REFERENCE
@@ -135,7 +145,7 @@ def _compare(
 
 def first_difference(given: torch.Tensor, expected: torch.Tensor) -> dict[str, Any] | None:
     """The first element whose bytes differ: its index and both bit patterns. None where all are equal."""
-    bits = torch.uint8 if given.dtype == torch.uint8 else torch.int32
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[given.element_size()]
     given, expected = given.cpu().contiguous().view(bits), expected.contiguous().view(bits)
     if torch.equal(given, expected):
         return None

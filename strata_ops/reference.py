@@ -9,6 +9,9 @@
 All take the arguments of `strata_ops.fused_gr_read` and return `Read`, whose fields have the op's names and None for
 what was not asked for. Tensors stay on the CPU.
 
+Streams of bfloat16 (`residual` and `block_out`) are widened. All but `read_fp64`, which knows no rounding, then round
+R' to bfloat16 where it is stored: that error is part of `tolerance` then.
+
 How far a result may be from `read_fp64` is `tolerance`: the error of `read_eager` on the same inputs, or a unit in the
 last place where that is more, times FACTOR = 4. The factor stands for another order of the same sums: of the contract
 itself, 1.9 was the most that was seen. Largest error in 40 sets of checkpoint-like inputs of 4 tokens each, with fold
@@ -67,7 +70,7 @@ def decode_q8_1(image: torch.Tensor) -> Q8:
 # The maths, in one floating-point type
 
 
-def _read(dtype, residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev, eps) -> Read:
+def _read(dtype, stored_as, residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev, eps) -> Read:
     streams, width = residual.shape[-2:]
     eps = torch.tensor(eps, dtype=torch.float32).to(dtype)  # the op rounds it to fp32, once
     residual, w_norm, w_down, w_up = (t.cpu().to(dtype) for t in (residual, w_norm, w_down, w_up))
@@ -75,6 +78,8 @@ def _read(dtype, residual, w_norm, w_down, w_up, w_inject, block_out, inject_pre
     if folded:
         gain = 2 * torch.sigmoid(inject_prev.cpu().to(dtype) / streams)
         residual = residual + block_out.cpu().to(dtype).unsqueeze(-2) * gain.unsqueeze(-1)
+        if stored_as is not None:
+            residual = residual.to(stored_as).to(dtype)
     rs = 1 / torch.sqrt(residual.square().mean(-1) + eps)
     normed = residual * w_norm * rs.unsqueeze(-1)
     flat = normed.flatten(-2)
@@ -87,7 +92,7 @@ def _read(dtype, residual, w_norm, w_down, w_up, w_inject, block_out, inject_pre
 
 def read_fp64(residual, w_norm, w_down, w_up, w_inject=None, block_out=None, inject_prev=None, *, eps=1e-6, q8_1=False):
     """The read in float64. `q8_1` is a Q8 of the float64 values: d and s unrounded, q limited to [-127, 127]."""
-    read = _read(torch.float64, residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev, eps)
+    read = _read(torch.float64, None, residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev, eps)
     if not q8_1:
         return read
     blocks = read.mixed.unflatten(-1, (-1, 32))
@@ -99,7 +104,8 @@ def read_fp64(residual, w_norm, w_down, w_up, w_inject=None, block_out=None, inj
 
 def read_eager(residual, w_norm, w_down, w_up, w_inject=None, block_out=None, inject_prev=None, *, eps=1e-6):
     """The read as anybody would write it in PyTorch, in float32."""
-    return _read(torch.float32, residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev, eps)
+    read = _read(torch.float32, residual.dtype, residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev, eps)
+    return read if read.residual_out is None else read._replace(residual_out=read.residual_out.to(residual.dtype))
 
 
 FACTOR = 4
@@ -286,6 +292,29 @@ def _widened(weights):
     return (bits.astype(np.uint32) << np.uint32(16)).view(_f32)
 
 
+def _stream(tensor):
+    tensor = tensor.cpu().contiguous()
+    return _widened(tensor) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def _upper_halves(tensor):
+    """A float32 tensor whose values bfloat16 has, NaNs bit for bit (which torch's own conversion does not keep)."""
+    return (tensor.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
+
+
+def _bfloat16(value):
+    """float32 to the nearest bfloat16, even at ties, as float32.
+
+    A bfloat16 has 8 significant bits and float32's exponents, so a step is 2^-7 of a value's power of two, or 2^-133.
+    Steps are counted in float64, where nothing rounds but rint, which goes to even.
+    """
+    wide = np.asarray(value, _f32).astype(np.float64)
+    _, exponent = np.frexp(wide)
+    step = np.ldexp(1.0, np.maximum(exponent - 8, -133))
+    rounded = np.where(np.isfinite(wide), np.rint(wide / step) * step, wide)
+    return np.where(np.abs(rounded) >= 2.0**128, np.copysign(np.inf, wide), rounded).astype(_f32)
+
+
 def _canonical(value):
     return np.where(np.isnan(value), np.uint32(0x7FC00000).view(_f32), value)
 
@@ -306,10 +335,12 @@ def read_exact(
       overflow in it, s is limited to +-65504, or is NaN where the tree meets inf - inf, though no value is either.
     * -0 stays -0 in every float output; q = 0 has no sign.
     * A negative eps is refused as given, before it is rounded to fp32; -0 and what rounds to +inf are taken.
+    * R' of bfloat16 streams is rounded from the fp32 result of the fold's fma, and only where a write is pending.
     """
     shape = residual.shape
     streams, width = shape[-2:]
-    residual = residual.cpu().contiguous().numpy().reshape(-1, streams, width)
+    stream_dtype = residual.dtype
+    residual = _stream(residual).reshape(-1, streams, width)
     gain, down, up = w_norm.cpu().numpy(), _widened(w_down), _widened(w_up)
     inject_rows = None if w_inject is None else _widened(w_inject)
     hc = _f32(streams)
@@ -319,9 +350,11 @@ def read_exact(
         for token in range(len(residual)):
             stream = residual[token]
             if block_out is not None:
-                block = block_out.cpu().contiguous().numpy().reshape(-1, width)[token]
+                block = _stream(block_out).reshape(-1, width)[token]
                 logits = inject_prev.cpu().contiguous().numpy().reshape(-1, streams)[token]
                 stream = fma(block, (_f32(2) * _sigmoid(logits / hc))[:, None], stream)
+                if stream_dtype == torch.bfloat16:
+                    stream = _bfloat16(stream)
             rs = np.array([_rms(stream[c], eps) for c in range(streams)], _f32)
             normed = (stream * gain) * rs[:, None]
             lo = _silu(_rows(down, normed.reshape(-1)) / hc)
@@ -341,10 +374,11 @@ def read_exact(
         rows = np.stack([t[index] for t in tokens]) if tokens else np.empty((0, *ending), dtype)
         return torch.from_numpy(rows.reshape(*shape[:-2], *ending))
 
+    folded = stacked(2, block_out is not None, streams, width)
     return Read(
         stacked(0, True, width),
         stacked(1, w_inject is not None, streams),
-        stacked(2, block_out is not None, streams, width),
+        _upper_halves(folded) if folded is not None and stream_dtype == torch.bfloat16 else folded,
         stacked(3, True, w_down.shape[0]),
         stacked(4, True, streams),
         stacked(5, q8_1, width // 32, 36, dtype=np.uint8),

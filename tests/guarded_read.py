@@ -40,8 +40,11 @@ def guarded(t, at_end):
 def main():
     if sys.argv[1:] == ["--touch"]:  # that the guard is one: this must not survive
         print(ctypes.string_at(guarded(torch.zeros(16), at_end=True).data_ptr() + 64, 1))
-    for geometry, tokens in [(MODEL, 1), (MODEL, 5), ((32, 1, 8), 4), ((96, 3, 24), 3), ((1056, 2, 264), 2)]:
+    reads = [(MODEL, 1), (MODEL, 5), ((32, 1, 8), 4), ((96, 3, 24), 3), ((1056, 2, 264), 2)]
+    reads = [(*read, False) for read in reads] + [(MODEL, 3, True), ((96, 3, 24), 3, True)]
+    for geometry, tokens, bf16 in reads:
         plain = make_inputs(geometry, tokens)
+        plain = plain.bf16_streams() if bf16 else plain
         exact = read_exact(*plain, q8_1=True)
         for at_end in (True, False):
             inputs = plain.map(lambda t: guarded(t, at_end))  # noqa: B023

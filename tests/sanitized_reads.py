@@ -11,6 +11,7 @@ def main():
     reads = 0
     inputs = make_inputs(MODEL, 8).map(lambda t: t.cuda())
     small = make_inputs(SMALL, 8).map(lambda t: t.cuda())
+    streams = {MODEL: (inputs, inputs.bf16_streams()), SMALL: (small, small.bf16_streams())}
     for runner in runners():
         if runner.device != "cuda":
             continue
@@ -18,8 +19,8 @@ def main():
             if runner.q8_columns == 32 and not q8_1:
                 continue
             for tokens in (1, 4, 8):
-                for these, geometry in ((inputs, MODEL), (small, SMALL)):
-                    if runner.takes(geometry):
+                for geometry, inputs_of in streams.items():
+                    for these in inputs_of if runner.takes(geometry) else ():
                         runner(these.tokens(slice(tokens)).ask(fold=fold, inject=inject), q8_1=q8_1)
                         reads += 1
     torch.cuda.synchronize()

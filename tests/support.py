@@ -42,6 +42,14 @@ class Inputs(NamedTuple):
             inject_prev=None if self.inject_prev is None else self.inject_prev[index],
         )
 
+    def bf16_streams(self):
+        """The same inputs with streams and block output of bf16: the upper halves of their bits, NaNs' too."""
+
+        def halved(t):
+            return None if t is None else (t.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
+
+        return self._replace(residual=halved(self.residual), block_out=halved(self.block_out))
+
     def map(self, function):
         return Inputs(*(None if t is None else function(t) for t in self))
 
@@ -77,9 +85,13 @@ def make_inputs(geometry=MODEL, tokens=4, seed=0, bits=False):
 
 
 @functools.cache
-def case(geometry=MODEL, fold=True):
-    """Some tokens with everything asked for, and their exact result: computed once, cut to size by the tests."""
+def case(geometry=MODEL, fold=True, bf16=False):
+    """Some tokens with everything asked for, and their exact result: computed once, cut to size by the tests.
+
+    `bf16`: the streams are of bf16.
+    """
     inputs = make_inputs(geometry, 17 if geometry in (MODEL, SMALL) else 9, seed=sum(geometry)).ask(fold=fold)
+    inputs = inputs.bf16_streams() if bf16 else inputs
     return inputs, read_exact(*inputs, q8_1=True)
 
 
@@ -111,7 +123,7 @@ def assert_same(actual, expected, what=""):
         assert (a.shape, a.dtype) == (e.shape, e.dtype), f"{what} {name}: {a.shape} {a.dtype}, not {e.shape} {e.dtype}"
         if torch.equal(as_bytes(a), as_bytes(e)):
             continue
-        word = torch.int32 if e.dtype == torch.float32 else e.dtype
+        word = {torch.float32: torch.int32, torch.bfloat16: torch.int16}.get(e.dtype, e.dtype)
         different = (a.cpu().contiguous().view(word) != e.cpu().contiguous().view(word)).nonzero()
         first = tuple(different[0].tolist())
         raise AssertionError(

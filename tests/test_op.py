@@ -12,17 +12,17 @@ from test_read import buffers
 op = torch.ops.strata
 
 
-def asked(geometry, tokens, fold, inject, q8_1, device):
-    inputs, exact = case(geometry, fold)
+def asked(geometry, tokens, fold, inject, q8_1, device, bf16=False):
+    inputs, exact = case(geometry, fold, bf16)
     index = slice(tokens)
     inputs = inputs.tokens(index).ask(inject=inject).map(lambda t: t.clone().to(device))
     return inputs, cut(exact, index, inject=inject, q8_1=q8_1)
 
 
 @pytest.mark.parametrize("fold, inject, q8_1", OPTIONS)
-@pytest.mark.parametrize("tokens", [0, 1, 3])
-def test_opcheck(device, tokens, fold, inject, q8_1):
-    inputs, expected = asked(SMALL, tokens, fold, inject, q8_1, device)
+@pytest.mark.parametrize("tokens, bf16", [(0, False), (1, False), (3, False), (2, True)])
+def test_opcheck(device, tokens, bf16, fold, inject, q8_1):
+    inputs, expected = asked(SMALL, tokens, fold, inject, q8_1, device, bf16)
     torch.library.opcheck(op.fused_gr_read.default, tuple(inputs), {"q8_1": q8_1})
     torch.library.opcheck(op.fused_gr_read_.default, tuple(inputs), {"q8_1": q8_1})
     out = buffers(expected, inputs, device)
@@ -59,8 +59,10 @@ def test_schemas():
 
 @pytest.mark.parametrize("fold, inject, q8_1", OPTIONS)
 @pytest.mark.parametrize("lead", [(0,), (3,), (2, 2), ()], ids=str)
-def test_fake_and_meta_tell_the_shapes(device, lead, fold, inject, q8_1):
+@pytest.mark.parametrize("bf16", [False, True])
+def test_fake_and_meta_tell_the_shapes(device, bf16, lead, fold, inject, q8_1):
     inputs = make_inputs(SMALL, 4).ask(fold=fold, inject=inject)
+    inputs = inputs.bf16_streams() if bf16 else inputs
     count = torch.Size(lead).numel()
 
     def shaped(t):
@@ -143,10 +145,11 @@ def test_compile_in_one_frame(device, fold, inject, q8_1, backend):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("form", ["functional", "in place", "out"])
-def test_compile_each_form(device, form, backend):
+@pytest.mark.parametrize("bf16", [False, True])
+def test_compile_each_form(device, bf16, form, backend):
     """The mutating ones too: what was written is there after the call, seen by what the graph does next."""
     frames = counting(backend)
-    inputs, exact = asked(MODEL, 3, True, True, True, device)
+    inputs, exact = asked(MODEL, 3, True, True, True, device, bf16)
 
     @torch.compile(fullgraph=True, backend=frames)
     def read(inputs, out):

@@ -49,6 +49,32 @@ def test_other_geometries(device_variants, geometry):
             assert_same(result, cut(exact, slice(tokens), inject=inject, q8_1=q8_1), what)
 
 
+@pytest.mark.parametrize("geometry", [MODEL, *GEOMETRIES[:4]], ids=str)
+def test_bf16_streams(device_variants, geometry):
+    if not device_variants.takes(geometry):
+        pytest.skip("compiled for the model's geometry")
+    for fold in (True, False):
+        inputs, exact = case(geometry, fold, True)
+        for tokens, q8_1 in itertools.product((0, 1, 3, 8, 9) if geometry == MODEL else (1, 9), (False, True)):
+            result = device_variants(inputs.tokens(slice(tokens)), q8_1=q8_1)
+            what = f"T={tokens} fold={fold} q8_1={q8_1}"
+            assert_same(result, cut(exact, slice(tokens), q8_1=q8_1), what)
+
+
+@pytest.mark.parametrize("geometry", [MODEL, SMALL], ids=str)
+def test_bf16_streams_are_read_as_what_is_stored(device_variants, geometry):
+    """One rounding: the rest of the read is that of fp32 streams which hold the values stored."""
+    if not device_variants.takes(geometry):
+        pytest.skip("compiled for the model's geometry")
+    inputs = make_inputs(geometry, 9, seed=21).bf16_streams()
+    read = device_variants(inputs, q8_1=True)
+    again = device_variants(inputs.ask(fold=False)._replace(residual=read.residual_out.float().cpu()), q8_1=True)
+    assert_same(read._replace(residual_out=None), again)
+    wide = device_variants(inputs._replace(residual=inputs.residual.float(), block_out=inputs.block_out.float()))
+    assert torch.equal(as_bytes(read.residual_out), as_bytes(wide.residual_out.bfloat16()))
+    assert not torch.equal(read.residual_out.float(), wide.residual_out)
+
+
 @pytest.mark.parametrize("geometry", [MODEL, *GEOMETRIES], ids=str)
 @pytest.mark.parametrize("fold", [False, True])
 def test_within_the_tolerance_of_fp64(device_variants, geometry, fold):
@@ -108,20 +134,21 @@ def buffers(result, inputs, device):
     """Buffers for .out, in the shapes of a whole result; empty ones where nothing was asked for."""
     lead = inputs.residual.shape[:-2]
     streams, width = inputs.residual.shape[-2:]
+    dtypes = {"q8_1": torch.uint8, "residual_out": inputs.residual.dtype}
     empty = {"inject": (*lead, 0), "residual_out": (*lead, streams, 0), "q8_1": (*lead, width // 32, 0)}
     made = {}
     for name, value in result._asdict().items():
-        dtype = torch.uint8 if name == "q8_1" else torch.float32
+        dtype = dtypes.get(name, torch.float32)
         shape = empty[name] if value is None else value.shape
         made["q8_1_out" if name == "q8_1" else name] = torch.full(shape, 77, dtype=dtype, device=device)
     return made
 
 
-@pytest.mark.parametrize("geometry", [MODEL, SMALL], ids=str)
+@pytest.mark.parametrize("geometry, bf16", [(MODEL, False), (SMALL, False), (SMALL, True)], ids=str)
 @pytest.mark.parametrize("fold, inject, q8_1", OPTIONS)
 @pytest.mark.parametrize("tokens", [0, 1, 4, 9])
-def test_forms_agree(device, geometry, tokens, fold, inject, q8_1):
-    inputs, exact = case(geometry, fold)
+def test_forms_agree(device, geometry, bf16, tokens, fold, inject, q8_1):
+    inputs, exact = case(geometry, fold, bf16)
     expected = cut(exact, slice(tokens), inject=inject, q8_1=q8_1)
     inputs = inputs.tokens(slice(tokens)).ask(inject=inject).map(lambda t: t.clone().to(device))
     before = [None if t is None else as_bytes(t) for t in inputs]
@@ -159,9 +186,9 @@ def test_forms_agree(device, geometry, tokens, fold, inject, q8_1):
 
 
 @pytest.mark.parametrize("lead", [(), (1,), (2, 3), (1, 1, 4), (3, 0), (2, 1, 2, 2)], ids=str)
-@pytest.mark.parametrize("geometry", [MODEL, SMALL], ids=str)
-def test_leading_dimensions(device, geometry, lead):
-    inputs, exact = case(geometry)
+@pytest.mark.parametrize("geometry, bf16", [(MODEL, False), (SMALL, False), (SMALL, True)], ids=str)
+def test_leading_dimensions(device, geometry, bf16, lead):
+    inputs, exact = case(geometry, bf16=bf16)
     count = math.prod(lead)
 
     def shaped(t):
@@ -196,11 +223,11 @@ def expanded(t):
     return t[:1].expand_as(t)
 
 
-@pytest.mark.parametrize("geometry", [MODEL, SMALL], ids=str)
+@pytest.mark.parametrize("geometry, bf16", [(MODEL, False), (SMALL, False), (SMALL, True)], ids=str)
 @pytest.mark.parametrize("change", [strided, misaligned, transposed, expanded])
 @pytest.mark.parametrize("name", ["residual", "block_out", "inject_prev"])
-def test_activations_of_any_layout(device, geometry, change, name):
-    inputs, exact = case(geometry)
+def test_activations_of_any_layout(device, geometry, bf16, change, name):
+    inputs, exact = case(geometry, bf16=bf16)
     inputs = inputs.tokens(slice(5)).map(lambda t: t.to(device))
     exact = cut(exact, slice(5))
     changed = inputs._replace(**{name: change(getattr(inputs, name))})

@@ -90,6 +90,7 @@ EVERY = [
 NAMED_INSTEAD = {
     ("residual", "one_more_at_0"): "block_out",
     ("residual", "unsqueezed"): "block_out",
+    ("residual", "other_float"): "block_out",  # streams of bf16 are welcome, with block_out of bf16
     ("residual", "on_meta"): "w_norm",
     ("w_down", "one_more_at_0"): "w_down",
 }
@@ -138,6 +139,26 @@ def test_each_input(device, name, change):
         assert fake_refusal(op.fused_gr_read.out, bad, out, q8_1=True) == text
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+def test_streams_of_two_dtypes(device, bf16):
+    """`residual` may be of either dtype; what is written into it and what it becomes are of the same."""
+    inputs, _ = given(device)
+    inputs = inputs.bf16_streams() if bf16 else inputs
+    out = buffers(Read(*(t[:3] for t in case(SMALL, True, bf16)[1])), inputs, device)
+    own, other = ("torch.bfloat16", "torch.float32") if bf16 else ("torch.float32", "torch.bfloat16")
+    mixed = inputs._replace(block_out=other_float(inputs.block_out))
+    text = refusal(op.fused_gr_read, *mixed)
+    assert f"'block_out' must be {own} like 'residual', but is {other}" in text, text
+    assert text == refusal(op.fused_gr_read_, *mixed) == fake_refusal(op.fused_gr_read_, mixed)
+    assert text == refusal(op.fused_gr_read.out, *mixed, q8_1=True, **out)
+    for name in ("mixed", "residual_out"):  # `mixed` is float32 always
+        wrong = dict(out, **{name: other_float(out[name])})
+        text = refusal(op.fused_gr_read.out, *inputs, q8_1=True, **wrong)
+        assert f"'{name}'" in text and text == fake_refusal(op.fused_gr_read.out, inputs, wrong, q8_1=True)
+    text = refusal(op.fused_gr_read, *inputs._replace(residual=inputs.residual.half()))
+    assert "'residual' must be torch.float32 or torch.bfloat16, but is torch.float16" in text, text
+
+
 OUT_CHANGES = [*DTYPES, *SHAPES, on_meta, strided, transposed, in_bytes]
 
 
@@ -166,9 +187,11 @@ def test_a_buffer_for_what_is_not_asked_for(device, name):
 
 
 @pytest.mark.parametrize("change", [strided, transposed, misaligned, in_bytes], ids=lambda v: v.__name__)
-def test_the_stream_in_place(device, change):
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_stream_in_place(device, bf16, change):
     """As an input any layout is welcome, to be written it is not."""
     inputs, _ = given(device)
+    inputs = inputs.bf16_streams() if bf16 else inputs
     bad = inputs._replace(residual=change(inputs.residual))
     before = frozen(bad)
     text = refusal(op.fused_gr_read_, *bad)
@@ -254,9 +277,10 @@ def test_overlap(device):
         assert text == fake_refusal(op.fused_gr_read_, those)
 
 
-def test_neighbours_in_memory_are_no_overlap(device):
+@pytest.mark.parametrize("bf16", [False, True])
+def test_neighbours_in_memory_are_no_overlap(device, bf16):
     """Tensors that touch are separate."""
-    inputs, exact = case(SMALL)
+    inputs, exact = case(SMALL, bf16=bf16)
     inputs = inputs.tokens(slice(2)).map(lambda t: t.to(device))
     exact = Read(*(t[:2] for t in exact))
     out = buffers(exact, inputs, device)

@@ -65,6 +65,9 @@ def test_reads_are_the_contracts(card, strict):
                 *inputs, q8_1=q8_1, variant="runtime_geometry", card=card, seed=seed, strict=strict
             )
             assert_same(read, cut(exact, slice(tokens), inject=inject, q8_1=q8_1), f"{card} {seed}")
+    inputs, exact = case(SMALL, bf16=True)
+    read = debug.fused_gr_read(*inputs, q8_1=True, variant="runtime_geometry", card=card, strict=strict)
+    assert_same(read, exact, f"{card}, bf16 streams")
 
 
 @needs_cards
@@ -76,6 +79,10 @@ def test_reads_at_the_models_geometry():
             for columns in (16, 32):
                 read = debug.fused_gr_read(*inputs, q8_1=True, variant=variant, q8_columns=columns, card=card)
                 assert_same(read, expected, f"{card} {variant}")
+    bf16 = inputs.bf16_streams()
+    for variant in ("plain", "split"):  # the two norms
+        read = debug.fused_gr_read(*bf16, q8_1=True, variant=variant, card="gfx1201", strict=True)
+        assert_same(read, strata_ops.fused_gr_read(*bf16, q8_1=True), f"{variant}, bf16 streams")
     assert_same(debug.fused_gr_read(*inputs, q8_1=True, variant="p4", card="gfx1201", strict=True), expected)
 
 

@@ -20,7 +20,7 @@ SPECIAL = [
 
 
 def bits(tensor):
-    return tensor.cpu().contiguous().view(torch.int32)
+    return tensor.cpu().contiguous().view(torch.int16 if tensor.dtype == torch.bfloat16 else torch.int32)
 
 
 def assert_one_nan(result):
@@ -28,7 +28,8 @@ def assert_one_nan(result):
     for name in ("mixed", "inject", "residual_out", "lo", "rs"):
         value = getattr(result, name)
         if value is not None:
-            assert (bits(value)[value.cpu().isnan()] == NAN_BITS).all(), name
+            one = NAN_BITS >> 16 if value.dtype == torch.bfloat16 else NAN_BITS
+            assert (bits(value)[value.cpu().isnan()] == one).all(), name
 
 
 # Which part of otherwise ordinary inputs takes a value.
@@ -48,9 +49,10 @@ PLACES = {
 
 
 @functools.cache
-def special(geometry, place, value):
+def special(geometry, place, value, bf16=False):
     """Such inputs and their result; at the model's geometry mostly the portable path's, which is quicker."""
     inputs = make_inputs(geometry, 2, seed=4)
+    inputs = inputs.bf16_streams() if bf16 else inputs
     for part in PLACES[place](inputs):
         part.copy_(torch.tensor(value))  # a bf16 takes the nearest that it has
     witness = read_exact if geometry == SMALL or value in SPECIAL[:2] else runners()[0]
@@ -69,6 +71,54 @@ def test_special_values(device_variants, geometry, place):
         assert_one_nan(result)
 
 
+@pytest.mark.parametrize("place", ["one value", "a stream", "a token", "block_out", "inject_prev"])
+def test_special_values_of_bf16_streams(device_variants, place):
+    geometry = SMALL if device_variants.takes(SMALL) else MODEL
+    for value in SPECIAL if geometry == SMALL else SPECIAL[:10]:
+        inputs, expected = special(geometry, place, value, True)
+        result = device_variants(inputs, q8_1=True)
+        assert_same(result, expected, f"{value}")
+        assert_one_nan(result)
+
+
+# block_out and residual (bits of bf16), what R' is rounded to; the gain of the write is 1.
+BF16_FOLDS = [
+    (0x3B80, 0x3F80, 0x3F80),  # 2^-8 + 1: a tie, down to even
+    (0x3B80, 0x3F81, 0x3F82),  # a tie, up to even
+    (0xBB80, 0xBF81, 0xBF82),
+    (0x3B81, 0x3F80, 0x3F81),  # just above a tie
+    (0x3B00, 0x3F81, 0x3F81),  # below one
+    (0x7B00, 0x7F7F, 0x7F80),  # half a step beyond the largest: infinite, the fp32 is not
+    (0xFB00, 0xFF7F, 0xFF80),
+    (0x7A00, 0x7F7F, 0x7F7F),
+    (0x7F7F, 0x7F7F, 0x7F80),  # the fp32 overflows
+    (0x8000, 0x8000, 0x8000),  # -0
+    (0x8000, 0x0000, 0x0000),
+    (0x3F80, 0xBF80, 0x0000),  # 1 - 1
+    (0x0001, 0x0001, 0x0002),  # subnormals
+    (0x0001, 0x007F, 0x0080),
+    (0x8001, 0x0000, 0x8001),
+    (0x7F80, 0xFF80, 0x7FC0),  # inf - inf
+    (0xFF80, 0x3F80, 0xFF80),
+    (0x3F80, 0x7F81, 0x7FC0),  # any NaN of bf16 becomes the one
+    (0xFFFF, 0x0000, 0x7FC0),
+    (0x0000, 0xFFC1, 0x7FC0),
+]
+
+
+def test_bf16_streams_are_rounded_to_the_nearest_even(device_variants):
+    geometry = SMALL if device_variants.takes(SMALL) else MODEL
+    inputs = make_inputs(geometry, 3, seed=8).bf16_streams()
+    inputs.inject_prev.zero_()  # sigmoid(0) = 1/2
+    before, block_out, expected = torch.tensor(BF16_FOLDS, dtype=torch.int32).to(torch.int16)[:, [1, 0, 2]].T
+    inputs.residual.view(torch.int16)[1, :, : len(before)] = before
+    inputs.block_out.view(torch.int16)[1, : len(before)] = block_out
+    result = device_variants(inputs, q8_1=True)
+    for stored in bits(result.residual_out)[1, :, : len(before)]:
+        assert [hex(b % 2**16) for b in stored.tolist()] == [hex(b % 2**16) for b in expected.tolist()]
+    assert_same(result, read_exact(*inputs, q8_1=True))
+
+
 @pytest.mark.parametrize("payload", [0x7F800001, 0x7FFFFFFF, -1, -0x00400000, 0x7FC00001])
 def test_every_nan_is_stored_as_one(device_variants, payload):
     """Whatever NaN comes in, quiet or signalling, of either sign."""
@@ -82,9 +132,11 @@ def test_every_nan_is_stored_as_one(device_variants, payload):
     assert bits(result.residual_out)[0, 2].eq(NAN_BITS).all() and bits(result.mixed)[0].eq(NAN_BITS).all()
 
 
-def test_in_place_without_a_write_touches_nothing(device):
+@pytest.mark.parametrize("bf16", [False, True])
+def test_in_place_without_a_write_touches_nothing(device, bf16):
     """NaNs of any bits stay as they are."""
     inputs = make_inputs(SMALL, 3, bits=True).ask(fold=False).map(lambda t: t.to(device))
+    inputs = inputs.bf16_streams() if bf16 else inputs
     assert inputs.residual.isnan().any()
     before = as_bytes(inputs.residual)
     torch.ops.strata.fused_gr_read_(*inputs)
@@ -233,6 +285,7 @@ def reads(draw):
                 t.view(-1)[draw(st.integers(0, t.numel() - 1))].copy_(torch.tensor(draw(st.sampled_from(SPECIAL))))
     scale = draw(st.sampled_from([1.0, 1e-30, 1e-38, 1e15]))
     inputs.residual.mul_(scale)
+    inputs = inputs.bf16_streams() if draw(st.booleans()) else inputs
     inputs = inputs.ask(fold=draw(st.booleans()), inject=draw(st.booleans()))
     return inputs, dict(eps=draw(st.sampled_from([1e-6, 0.0, 1e-12, 1.0])), q8_1=draw(st.booleans()))
 

@@ -38,12 +38,14 @@ class Case(NamedTuple):
     inputs: str = "normal"  # or "special"
     geometry: tuple[int, int, int] = support.MODEL
     shared_bytes: int = 64 * 1024
+    bf16: bool = False  # streams of it
 
     def __str__(self) -> str:
         asked = [name for name in ("fold", "inject") if getattr(self, name)]
         asked += [f"q8_1 by {self.q8_columns} columns"] if self.q8_columns else []
         more = [f"{self.inputs} values"] if self.inputs != "normal" else []
         more += ["x".join(map(str, self.geometry))] if self.geometry != support.MODEL else []
+        more += ["bf16 streams"] if self.bf16 else []
         more += [f"{self.shared_bytes // 1024} KiB"] if self.shared_bytes != 64 * 1024 else []
         return f"T={self.tokens}: " + ", ".join(asked + more)
 
@@ -57,6 +59,9 @@ def cases(variant: str) -> Iterator[Case]:
             for columns in (0, 16, 32):
                 yield Case(3, fold, inject, columns)
     yield Case(8, inputs="special")
+    yield Case(2, inject=False, q8_columns=0, bf16=True)
+    yield Case(8, fold=False, inject=False, q8_columns=0, inputs="special", bf16=True)
+    yield Case(8, inject=False, q8_columns=0, inputs="special", bf16=True)
     yield Case(6, inject=False, q8_columns=0)
     if variant in ("staged", "p4"):
         yield Case(7, shared_bytes=LARGE_CARD)
@@ -72,6 +77,7 @@ def make_inputs(case: Case) -> support.Inputs:
         inputs = support.Inputs(*made)
     else:
         inputs = support.make_inputs(case.geometry, 8, seed=3).tokens(slice(0, case.tokens))
+    inputs = inputs.bf16_streams() if case.bf16 else inputs
     return inputs.ask(fold=case.fold, inject=case.inject)
 
 
