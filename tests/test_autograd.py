@@ -90,6 +90,25 @@ def test_the_same_bytes_with_gradients(device, fold, inject):
             assert not any(t is not None and t.requires_grad for t in strata_ops.fused_gr_read(*asking))
 
 
+def test_bf16_streams(device):
+    """Their gradients are those of fp32 streams that hold the stored values, rounded once; the write's rounding counts
+    as the identity."""
+    inputs = make_inputs(SMALL, 3).map(lambda t: t.to(device)).bf16_streams()
+    read = strata_ops.fused_gr_read(*inputs)
+    cotangents = [c.bfloat16().float() for c in cotangents_of(read)]
+    ours = gradients_by(strata_ops.fused_gr_read, inputs, cotangents)
+    stored = inputs._replace(residual=read.residual_out.float(), block_out=None, inject_prev=None)
+    of_stored = gradients_by(strata_ops.fused_gr_read, stored, [*cotangents[:2], *cotangents[3:]])
+    through = of_stored.residual + cotangents[2]  # what reaches R'
+    gain = 2 * torch.sigmoid(inputs.inject_prev / SMALL[1]).unsqueeze(-1)
+    for name, expected in (("residual", through), ("block_out", (gain * through).sum(-2))):
+        given = getattr(ours, name)
+        assert given.dtype == torch.bfloat16
+        assert ((given.float() - expected).abs() <= 2.0**-8 * expected.abs() + 1e-5 * expected.abs().max()).all(), name
+    for name in ("w_norm", "w_down", "w_up", "w_inject"):
+        torch.testing.assert_close(getattr(ours, name), getattr(of_stored, name), atol=1e-4, rtol=2.0**-7)
+
+
 def test_one_wanted_gradient_is_the_one_of_all(device):
     inputs = make_inputs(SMALL, 3).map(lambda t: t.to(device))
     cotangents = cotangents_of(strata_ops.fused_gr_read(*inputs))
