@@ -75,6 +75,8 @@ struct Machine {
     std::array<long, kCalls> calls{};
     std::vector<Plant> plants;
     std::FILE* trace = nullptr;
+    void (*listener)(const CallSeen&) = nullptr;
+    void (*stand_in)(const Launch&, std::size_t) = nullptr;
 };
 
 Machine& machine() {
@@ -99,8 +101,9 @@ int fail(int code) {
 
 // Every call begins so, with the machine locked: counts it, and gives what was planted for it, or what the device has
 // been unusable for.
-int enter(Call call, const std::string& detail = {}) {
+int enter(Call call, const void* kernel = nullptr, Stream stream = nullptr) {
     Machine& m = machine();
+    if (m.listener != nullptr) m.listener({call, kernel, stream});
     const long number = ++m.calls[static_cast<std::size_t>(call)];
     int code = 0;
     for (const Plant& plant : m.plants) {
@@ -116,8 +119,8 @@ int enter(Call call, const std::string& detail = {}) {
         device->fault = {code, "planted"};
     }
     if (m.trace != nullptr) {
-        std::fprintf(m.trace, "%s%s%s %d\n", kCallNames[static_cast<std::size_t>(call)], detail.empty() ? "" : " ",
-                     detail.c_str(), code);
+        const std::string name = kernel == nullptr ? "" : " " + function_name(kernel);
+        std::fprintf(m.trace, "%s%s %d\n", kCallNames[static_cast<std::size_t>(call)], name.c_str(), code);
         std::fflush(m.trace);
     }
     return fail(code);
@@ -221,15 +224,15 @@ int device_card(int device, Card* card) {
 
 int set_shared_limit(const void* kernel, std::size_t bytes) {
     const std::lock_guard<std::mutex> lock(machine().mutex);
-    if (const int code = enter(Call::Attribute)) return code;
+    if (const int code = enter(Call::Attribute, kernel)) return code;
     if (bytes > device_here()->card.shared_most) return fail(kInvalidValue);
     device_here()->shared_limits[kernel] = bytes;
     return 0;
 }
 
-int preload(const void*) {
+int preload(const void* kernel) {
     const std::lock_guard<std::mutex> lock(machine().mutex);
-    return enter(Call::Preload);
+    return enter(Call::Preload, kernel);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -260,7 +263,7 @@ int device_free(void* pointer) {
 
 int fill_bytes(void* to, int byte, std::size_t bytes, Stream stream) {
     const std::lock_guard<std::mutex> lock(machine().mutex);
-    if (const int code = enter(Call::Memset)) return code;
+    if (const int code = enter(Call::Memset, nullptr, stream)) return code;
     StreamState* state = state_of(stream);
     if (state == nullptr) return fail(kInvalidHandle);
     Device* device = device_here();
@@ -273,7 +276,7 @@ int fill_bytes(void* to, int byte, std::size_t bytes, Stream stream) {
 
 int copy_bytes(void* to, const void* from, std::size_t bytes, Stream stream) {
     const std::lock_guard<std::mutex> lock(machine().mutex);
-    if (const int code = enter(Call::Memcpy)) return code;
+    if (const int code = enter(Call::Memcpy, nullptr, stream)) return code;
     StreamState* state = state_of(stream);
     if (state == nullptr) return fail(kInvalidHandle);
     Device* device = device_here();
@@ -299,7 +302,7 @@ int stream_create(Stream* out) {
 
 int stream_synchronize(Stream stream) {
     const std::lock_guard<std::mutex> lock(machine().mutex);
-    if (const int code = enter(Call::StreamSync)) return code;
+    if (const int code = enter(Call::StreamSync, nullptr, stream)) return code;
     StreamState* state = state_of(stream);
     if (state == nullptr) return fail(kInvalidHandle);
     if (state->capturing) {
@@ -311,7 +314,7 @@ int stream_synchronize(Stream stream) {
 
 int stream_destroy(Stream stream) {
     const std::lock_guard<std::mutex> lock(machine().mutex);
-    if (const int code = enter(Call::StreamDestroy)) return code;
+    if (const int code = enter(Call::StreamDestroy, nullptr, stream)) return code;
     auto& streams = machine().streams;
     for (auto it = streams.begin(); it != streams.end(); ++it) {
         if (it->get() != stream) continue;
@@ -373,8 +376,7 @@ int event_destroy(Event event) {
 
 int launch(Launch launch, std::size_t argument_bytes, Stream stream) {
     const std::lock_guard<std::mutex> lock(machine().mutex);
-    const bool named = machine().trace != nullptr;
-    if (const int code = enter(Call::Launch, named ? function_name(launch.kernel) : std::string())) return code;
+    if (const int code = enter(Call::Launch, launch.kernel, stream)) return code;
     StreamState* state = state_of(stream);
     if (state == nullptr) return fail(kInvalidHandle);
     Device* device = device_here();
@@ -392,6 +394,10 @@ int launch(Launch launch, std::size_t argument_bytes, Stream stream) {
     return add(*state, [launch, arguments, device]() mutable {
         if (device->fault.code != 0) return device->fault.code;
         launch.arguments = arguments->data();
+        if (const auto stand_in = machine().stand_in) {
+            stand_in(launch, arguments->size());
+            return 0;
+        }
         const std::uint64_t seed = device->seed + 0x632be59bd9b4e019ull * device->launches++;
         return execute(device->card, device->memory, launch, seed, &device->fault) ? 0 : device->fault.code;
     });
@@ -402,7 +408,7 @@ CaptureMode exchange_capture_mode(CaptureMode mode) { return std::exchange(captu
 int stream_is_capturing(Stream stream, bool* out) {
     const std::lock_guard<std::mutex> lock(machine().mutex);
     *out = false;
-    if (const int code = enter(Call::StreamQuery)) return code;
+    if (const int code = enter(Call::StreamQuery, nullptr, stream)) return code;
     const StreamState* state = state_of(stream);
     if (state == nullptr) return fail(kInvalidHandle);
     *out = state->capturing;
@@ -478,6 +484,16 @@ long live_streams() {
 long live_events() {
     const std::lock_guard<std::mutex> lock(machine().mutex);
     return static_cast<long>(machine().events.size());
+}
+
+void tell_calls(void (*listener)(const CallSeen&)) {
+    const std::lock_guard<std::mutex> lock(machine().mutex);
+    machine().listener = listener;
+}
+
+void replace_kernels(void (*stand_in)(const Launch&, std::size_t)) {
+    const std::lock_guard<std::mutex> lock(machine().mutex);
+    machine().stand_in = stand_in;
 }
 
 void trace(const char* path) {

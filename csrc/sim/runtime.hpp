@@ -104,4 +104,17 @@ long live_streams();
 long live_events();
 void trace(const char* path);  // every call, as a line of this file; null ends it
 
+// Every call that a plant can meet is told to `listener` before it does anything, with the kernel and the stream that
+// it names; null ends it. The listener makes no call itself.
+struct CallSeen {
+    Call call;
+    const void* kernel;
+    Stream stream;
+};
+void tell_calls(void (*listener)(const CallSeen&));
+
+// Instead of any kernel `stand_in` runs, on the host, at the time and with the arguments of the launch; null: kernels
+// run again. It makes no call itself.
+void replace_kernels(void (*stand_in)(const Launch& launch, std::size_t argument_bytes));
+
 }  // namespace strata::sim
