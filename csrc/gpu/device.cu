@@ -71,7 +71,8 @@ struct Device {
     VendorDevice facts{};
     bool gfx12 = false;
 
-    std::mutex check_mutex;  // held while the self-test runs
+    std::mutex check_mutex;           // held while kernels are loaded and while the self-test runs
+    std::atomic<bool> loaded{false};  // every kernel but P4's
     std::atomic<CheckState> state{CheckState::NotRun};
 
     // What reads ask for; written under check_mutex, before `state`.
@@ -80,7 +81,10 @@ struct Device {
     std::atomic<bool> plain_wrong{false};
     std::atomic<bool> runtime_geometry_wrong{false};
 
-    // What `describe` tells; under check_mutex.
+    // Under check_mutex: why kernels could not be loaded, where they could not, all but P4's and P4's; and what
+    // `describe` tells.
+    std::string load_error;
+    std::string candidate_load_error;
     Gates gates;
     std::string why;
     std::string first_difference;
@@ -145,32 +149,57 @@ void say_choice(const Device& device, const SelftestResult& result, LogLines& li
     }
 }
 
-// The device's entry, made on first use; null, with a report, where the device cannot be used.
+// The last fatal code that a read of ours was refused for.
+std::atomic<int> reported_fatal{0};
+
+// An error that was there before this call is not ours: it stays for whoever made it. Where it is one that no device
+// survives, nothing more is asked of the runtime. Returns whether that is so, with a report.
+bool lost_before(Report* report) {
+    const int before = pending_error();
+    if (before == 0 || !fused_gr_context_fatal(before, kBackend)) return false;
+    report->code = before;
+    report->say("an earlier failure in this process, %s, left the device unusable: %s (%d, %s)",
+                before == reported_fatal ? "which was reported then" : "not of strata_ops", error_name(before), before,
+                error_text(before));
+    return true;
+}
+
+// What a runtime call that the gate makes has said. True where it is success; false, with a report, where the device
+// can still be used; otherwise the process ends.
+bool gate_call(int code, const char* call, int index, Report* report) {
+    if (code == 0) return true;
+    end_if_fatal(code, call, index);
+    report_error(report, code, call);
+    return false;
+}
+
+// Runs body() with the device current, in a mode in which other threads' captures are not disturbed.
+template <class Body>
+bool on_device(int index, Report* report, Body body) {
+    const RelaxedCapture relaxed;
+    CurrentDevice current(index);
+    if (!gate_call(current.error(), "making the device current", index, report)) return false;
+    const bool done = body();
+    Report left;
+    const bool back = gate_call(current.leave(), "making the former device current", index, &left);
+    if (done && !back) *report = left;
+    return done && back;
+}
+
+// The device's entry, made on first use; null, with a report, where nothing can be learned of the device now.
 Device* find_device(int index, Report* report) {
     static std::mutex mutex;
     static std::map<int, std::unique_ptr<Device>> devices;
     std::unique_lock<std::mutex> lock(mutex);
     if (const auto known = devices.find(index); known != devices.end()) return known->second.get();
 
-    const RelaxedCapture relaxed;  // loading kernels is no part of anybody's graph
-    const CurrentDevice current(index);
-    if (current.error() != 0) {
-        report_error(report, current.error(), "making the device current");
-        return nullptr;
-    }
+    if (lost_before(report)) return nullptr;
     auto device = std::make_unique<Device>();
     device->index = index;
-    if (const int code = query_device(index, &device->facts)) {
-        report_error(report, code, "asking for the device's properties");
-        return nullptr;
-    }
-    if (const int code = fused_gr_prepare(device->facts.shared_bytes)) {
-        report_error(report, code, "loading the kernels");
-        const std::string said = report->text;
-        report->say("%s (%s:%d is %s; this library was built for %s)", said.c_str(), kBackendName, index,
-                    device->facts.arch, STRATA_BUILT_FOR);
-        return nullptr;
-    }
+    const bool asked = on_device(index, report, [&] {
+        return gate_call(query_device(index, &device->facts), "asking for the device's properties", index, report);
+    });
+    if (!asked) return nullptr;
     const Environment& env = environment();
     device->gfx12 = arch_is_gfx12(device->facts.arch);
     device->variant = fused_gr_capped_at_staged(env.want);
@@ -200,37 +229,88 @@ void plain_is_wrong(const Device& device, Report* report) {
         kBackendName, device.index, device.facts.arch, device.first_difference.c_str(), kSelftestVariable);
 }
 
+// Something that all variants need failed, as `report` says: what is established runs.
+void not_completed(Device& device, LogLines& lines, const Report& report) {
+    const Environment& env = environment();
+    device.gates = {CheckState::NotCompleted};
+    device.variant = fused_gr_capped_at_staged(env.want);
+    device.why = selector_phrase(env) + "; the self-test did not complete: " + report.text;
+    device.state = CheckState::NotCompleted;
+    lines.add(LogLevel::Warning, "%s; %s runs, and P4 cannot until strata_ops.check(%d) completes", report.text,
+              variant_name(device.variant), device.index);
+}
+
+// Loads the kernels. check_mutex is held. P4's are its own matter: without them it is out of reach, and nothing else.
+// False, with a report, where others could not be loaded.
+bool load_kernels(Device& device, Report* report) {
+    device.load_error.clear();
+    device.candidate_load_error.clear();
+    const bool loaded = on_device(device.index, report, [&] {
+        for (const GrVariant& row : kGrVariants) {
+            const std::string call = std::string("loading the kernels of ") + row.name;
+            const int code = fused_gr_prepare(row.value, device.facts.shared_bytes);
+            Report said;
+            if (gate_call(code, call.c_str(), device.index, &said)) continue;
+            if (row.value == kHcRegisterHalf) {
+                device.candidate_load_error = said.text;
+                continue;
+            }
+            report->code = said.code;
+            report->say("%s (%s:%d is %s; this library was built for %s)", said.text, kBackendName, device.index,
+                        device.facts.arch, STRATA_BUILT_FOR);
+            return false;
+        }
+        return true;
+    });
+    if (!loaded) device.load_error = report->text;
+    device.loaded = loaded;
+    return loaded;
+}
+
+// Before the first launch on a device, which may be part of a capture. Where kernels cannot be loaded the read goes on,
+// its launch says whether it can, and the next read tries again.
+void load_once(Device& device) {
+    if (device.loaded) return;
+    LogLines lines;
+    {
+        const std::lock_guard<std::mutex> lock(device.check_mutex);
+        if (device.loaded) return;
+        Report report;
+        if (!load_kernels(device, &report) && device.state == CheckState::NotRun) not_completed(device, lines, report);
+    }
+    lines.say();
+}
+
 // Runs the self-test now and latches what it says. check_mutex is held. False, with a report, where it did not
 // complete.
 bool run_check(Device& device, CheckVisitor visit, void* context, LogLines& lines, Report* report) {
     const Environment& env = environment();
+    const bool all_loaded = device.loaded && device.candidate_load_error.empty();
+    if (!all_loaded && !load_kernels(device, report)) {
+        not_completed(device, lines, *report);
+        return false;
+    }
+    const bool candidate = fused_gr_p4_selftest_requested(env.want, device.gfx12);
     SelftestRequest request{};
     request.device = device.index;
     request.shared_limit = device.facts.shared_bytes;
-    request.candidate = fused_gr_p4_selftest_requested(env.want, device.gfx12);
+    request.candidate = candidate && device.candidate_load_error.empty();
     request.case_stride = fault_case_stride();
     request.visit = visit;
     request.context = context;
     SelftestResult result;
-    {
-        const RelaxedCapture relaxed;  // another thread's capture is not disturbed
-        const CurrentDevice current(device.index);
-        if (current.error() != 0) {
-            report_error(report, current.error(), "making the device current");
-            result.gates.state = CheckState::NotCompleted;
-        } else {
-            result = fused_gr_selftest(request, report);
-        }
-    }
-    device.gates = result.gates;
-    if (result.gates.state == CheckState::NotCompleted) {
-        device.variant = fused_gr_capped_at_staged(env.want);
-        device.why = selector_phrase(env) + "; the self-test did not complete: " + report->text;
-        device.state = result.gates.state;
-        lines.add(LogLevel::Warning, "%s; %s runs, and P4 cannot until strata_ops.check(%d) completes", report->text,
-                  variant_name(device.variant), device.index);
+    const bool completed = on_device(device.index, report, [&] {
+        result = fused_gr_selftest(request, report);
+        return result.gates.state == CheckState::Completed;
+    });
+    if (!completed) {
+        not_completed(device, lines, *report);
         return false;
     }
+    if (candidate && !request.candidate) {
+        std::snprintf(result.candidate_error, sizeof result.candidate_error, "%s", device.candidate_load_error.c_str());
+    }
+    device.gates = result.gates;
     const Gates& gates = result.gates;
     const bool p4_gate = fused_gr_p4_parity_gate(device.gfx12, gates.staged, gates.p4);
     device.variant = fused_gr_select(env.want, gates.split, gates.staged, p4_gate);
@@ -268,10 +348,8 @@ bool run_check(Device& device, CheckVisitor visit, void* context, LogLines& line
 bool check_once(Device& device, Stream stream, Report* report) {
     if (device.state != CheckState::NotRun) return true;
     bool capturing = false;
-    if (const int code = stream_is_capturing(stream, &capturing)) {
-        report_error(report, code, "asking whether the stream is capturing");
-        return false;
-    }
+    const int code = stream_is_capturing(stream, &capturing);
+    if (!gate_call(code, "asking whether the stream is capturing", device.index, report)) return false;
     if (capturing) return true;
     LogLines lines;
     {
@@ -329,19 +407,19 @@ constexpr const char* kWrongGeometry =
 std::int64_t scratch_size(const Geometry* geometry, std::int64_t tokens) { return scratch_bytes(*geometry, tokens); }
 
 bool read(const ReadArgs* args, const ReadChoice* choice, int index, void* raw_stream, Report* report) {
-    // An error that was there before this call is not ours: it stays for whoever made it.
-    if (const int before = pending_error(); before != 0 && fused_gr_context_fatal(before, kBackend)) {
-        report->code = before;
-        report->say(
-            "an earlier failure in this process, not of strata_ops, left the device unusable: "
-            "%s (%d, %s)",
-            error_name(before), before, error_text(before));
-        return false;
-    }
+    if (lost_before(report)) return false;
     const auto stream = static_cast<Stream>(raw_stream);
     Device* device = find_device(index, report);
     if (device == nullptr) return false;
-    const std::size_t shared_limit = device->facts.shared_bytes;
+    load_once(*device);
+    const auto queue = [&](int variant, int q8_columns) {
+        if (fused_gr_read_multi(*args, variant, q8_columns, device->facts.shared_bytes, stream, report)) return true;
+        const std::lock_guard<std::mutex> lock(device->check_mutex);
+        const std::string& load_error = variant == kHcRegisterHalf ? device->candidate_load_error : device->load_error;
+        if (!load_error.empty())
+            report->say("%s; before that, %s", std::string(report->text).c_str(), load_error.c_str());
+        return false;
+    };
 
     if (choice->variant != nullptr) {  // forced: no gate
         const GrVariant* row = fused_gr_find(choice->variant);
@@ -354,7 +432,7 @@ bool read(const ReadArgs* args, const ReadChoice* choice, int index, void* raw_s
             return false;
         }
         const int columns = choice->q8_columns != 0 ? choice->q8_columns : device->q8_columns.load();
-        return fused_gr_read_multi(*args, row->value, columns, shared_limit, stream, report);
+        return queue(row->value, columns);
     }
 
     if (!check_once(*device, stream, report)) return false;
@@ -369,7 +447,7 @@ bool read(const ReadArgs* args, const ReadChoice* choice, int index, void* raw_s
             kBackendName, index, device->facts.arch, kSelftestVariable);
         return false;
     }
-    return fused_gr_read_multi(*args, device->variant, device->q8_columns, shared_limit, stream, report);
+    return queue(device->variant, device->q8_columns);
 }
 
 void set_log(LogSink sink) { log_sink = sink; }
@@ -377,6 +455,7 @@ void set_log(LogSink sink) { log_sink = sink; }
 }  // namespace
 
 bool fused_gr_check(int index, CheckVisitor visit, void* context, Report* report) {
+    if (lost_before(report)) return false;
     Device* device = find_device(index, report);
     if (device == nullptr) return false;
     if (!environment().selftest) {
@@ -400,9 +479,22 @@ int fused_gr_variant(int device, Report* report) {
 }
 
 void report_error(Report* report, int code, const char* call) {
-    if (!fused_gr_context_fatal(code, kBackend)) take_error();
+    if (!fused_gr_context_fatal(code, kBackend)) {
+        take_error();
+    } else {
+        reported_fatal = code;
+    }
     report->code = code;
     report->say("%s failed: %s (%d): %s", call, error_name(code), code, error_text(code));
+}
+
+void end_if_fatal(int code, const char* call, int device) {
+    if (!fused_gr_context_fatal(code, kBackend)) return;
+    std::fprintf(
+        stderr, "strata_ops: fatal: %s (%d) from %s on %s:%d: the device cannot be used any more, ending the process\n",
+        error_name(code), code, call, kBackendName, device);
+    std::fflush(nullptr);
+    std::_Exit(1);
 }
 
 }  // namespace strata::gpu

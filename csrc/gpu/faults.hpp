@@ -38,7 +38,8 @@ struct Planted {
     Fault fault = Fault::kNone;
     unsigned variants = 0;                 // bit v for variant v below kHcRuntimeGeometry
     int output = 0;                        // of kFlippedBit, in the self-test's order
-    int launching = 0;                     // the variant whose launches are under way
+    int launching = 0;                     // the variant whose launches are under way,
+    StreamType stream_type{};              // and of which streams
     int case_stride = 1;                   // of the self-test
     long reads[kHcRegisterHalf + 1] = {};  // made of each variant
 };
@@ -53,9 +54,10 @@ inline bool planted(Fault fault) {
 }
 
 // Notes which variant a read launches; true: it launches nothing.
-inline bool fault_before_read(int variant) {
+inline bool fault_before_read(int variant, StreamType stream_type) {
     Planted& p = planted_fault();
     p.launching = variant;
+    p.stream_type = stream_type;
     if (variant <= kHcRegisterHalf) ++p.reads[variant];
     narrow_masks = planted(Fault::kNarrowMask);
     return planted(Fault::kWritesNothing);
@@ -64,8 +66,9 @@ inline bool fault_before_read(int variant) {
 struct FlipArgs {
     std::uint32_t* word;
 };
+inline constexpr std::uint32_t kFlip = 1u << 22;
 __global__ inline void gr_fault_flip_kernel(FlipArgs args) {
-    if (threadIdx.x == 0) *args.word ^= 1u << 22;
+    if (threadIdx.x == 0) *args.word ^= kFlip;
 }
 
 inline void fault_after_read(const ReadArgs& args, Stream stream) {
@@ -79,7 +82,7 @@ inline int fault_case_stride() { return planted_fault().case_stride; }
 
 #else
 
-inline bool fault_before_read(int) { return false; }
+inline bool fault_before_read(int, StreamType) { return false; }
 inline void fault_after_read(const ReadArgs&, Stream) {}
 constexpr int fault_case_stride() { return 1; }
 

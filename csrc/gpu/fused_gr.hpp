@@ -14,9 +14,10 @@ namespace strata::gpu {
 bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, std::size_t shared_limit, Stream stream,
                          Report* report);
 
-// Loads every kernel onto the current device and sets its attributes there: once a device, before the first launch.
-// Returns the runtime's error code.
-int fused_gr_prepare(std::size_t shared_limit);
+// Loads the kernels of `variant`, a value of kGrVariants, onto the current device and sets their attributes there: once
+// a device, before the first launch. Plain's come first: the others need some of them. Returns the runtime's error
+// code.
+int fused_gr_prepare(int variant, std::size_t shared_limit);
 
 // Runs the self-test (selftest.hpp) on `device` now and latches what it finds; `visit` is called for each comparison.
 // False, with a report, where it is to be skipped or did not complete: then it may be called again.
@@ -28,5 +29,9 @@ int fused_gr_variant(int device, Report* report);
 
 // Says in `report` that runtime call `call` gave `code`, and takes the error away so that no other library is blamed.
 void report_error(Report* report, int code, const char* call);
+
+// Ends the process where `code`, which the gate's call `call` for `device` gave, leaves the device unusable or is one
+// that nobody has classified: a line on standard error, no destructor, no other runtime call.
+void end_if_fatal(int code, const char* call, int device);
 
 }  // namespace strata::gpu

@@ -39,9 +39,23 @@ constexpr Named kUpNarrowKernel{gr_up_kernel<kUpNarrow>, "gr_up_kernel (16 colum
 constexpr Named kUpWideKernel{gr_up_kernel<kUpWide>, "gr_up_kernel (32 columns)"};
 constexpr Named kDownRuntime{gr_down_runtime_kernel, "gr_down_runtime_kernel"};
 constexpr Named kUpRuntime{gr_up_runtime_kernel, "gr_up_runtime_kernel"};
-constexpr Named kFixedKernels[] = {
-    kNormFloat32.plain,    kNormFloat32.split, kNormFloat32.runtime, kNormBFloat16.plain, kNormBFloat16.split,
-    kNormBFloat16.runtime, kUpNarrowKernel,    kUpWideKernel,        kDownRuntime,        kUpRuntime,
+
+// The kernels that no plan chooses between, each with the first variant that needs it.
+struct FixedKernel {
+    int variant;
+    Kernel kernel;
+};
+constexpr FixedKernel kFixedKernels[] = {
+    {kHcPlain, kNormFloat32.plain.kernel},
+    {kHcPlain, kNormBFloat16.plain.kernel},
+    {kHcPlain, kUpNarrowKernel.kernel},
+    {kHcPlain, kUpWideKernel.kernel},
+    {kHcSplit, kNormFloat32.split.kernel},
+    {kHcSplit, kNormBFloat16.split.kernel},
+    {kHcRuntimeGeometry, kNormFloat32.runtime.kernel},
+    {kHcRuntimeGeometry, kNormBFloat16.runtime.kernel},
+    {kHcRuntimeGeometry, kDownRuntime.kernel},
+    {kHcRuntimeGeometry, kUpRuntime.kernel},
 };
 
 static_assert(kExactTokens == 4, "the instances below are the exact ones of launch_plan.hpp");
@@ -175,7 +189,7 @@ bool read_group_runtime(const Launcher& launch, const GroupArgs& group, const No
 bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, std::size_t shared_limit, Stream stream,
                          Report* report) {
     const bool tuned = args.geometry == kModelGeometry && variant != kHcRuntimeGeometry;
-    if (fault_before_read(tuned ? variant : kHcRuntimeGeometry)) return true;
+    if (fault_before_read(tuned ? variant : kHcRuntimeGeometry, args.stream_type)) return true;
     const Launcher launcher(stream, report);
     const NormKernels& norm = norm_kernels(args.stream_type);
     for (std::int64_t i = 0; i < part_count(args.tokens, kMaxTokens); ++i) {
@@ -189,19 +203,19 @@ bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, std:
     return true;
 }
 
-int fused_gr_prepare(std::size_t shared_limit) {
-    for (const Named& fixed : kFixedKernels) {
+int fused_gr_prepare(int variant, std::size_t shared_limit) {
+    for (const FixedKernel& fixed : kFixedKernels) {
+        if (fixed.variant != variant) continue;
         if (const int code = preload(fixed.kernel)) return code;
     }
-    for (const int variant : {kHcPlain, kHcStaged, kHcRegisterHalf}) {
-        const int limit = down_token_limit(variant, shared_limit);
-        for (int tokens = 1; tokens <= limit; ++tokens) {
-            const DownPlan plan = down_plan(variant, tokens, true);
-            const Kernel kernel = down_kernel(variant, plan).kernel;
-            // An instance for any number of tokens is met several times, the last time with the most bytes.
-            const int code = plan.large_shared ? allow_shared(kernel, plan.shared_bytes) : preload(kernel);
-            if (code != 0) return code;
-        }
+    if (variant == kHcRuntimeGeometry) return 0;
+    Kernel before = nullptr;
+    for (int tokens = down_token_limit(variant, shared_limit); tokens > 0; --tokens) {
+        const DownPlan plan = down_plan(variant, tokens, true);
+        const Kernel kernel = down_kernel(variant, plan).kernel;
+        if (kernel == before) continue;  // an instance for any number of tokens was met with the most bytes
+        before = kernel;
+        if (const int code = plan.large_shared ? allow_shared(kernel, plan.shared_bytes) : preload(kernel)) return code;
     }
     return 0;
 }

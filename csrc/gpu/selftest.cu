@@ -4,7 +4,6 @@
 // ends the process, before anything else is asked of the runtime.
 #include "gpu/vendor.hpp"  // first: it brings the device side of the maths functions
 
-#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -107,14 +106,7 @@ class Selftest {
     // Notes a runtime call's error. Returns whether there was none.
     bool call(int code, const char* what, Scope scope = Scope::Shared) {
         if (code == 0) return true;
-        if (fused_gr_context_fatal(code, kBackend)) {
-            std::fprintf(stderr,
-                         "strata_ops: fatal: %s (%d) from %s in the self-test of %s:%d: the device cannot be used any "
-                         "more, ending the process\n",
-                         error_name(code), code, what, kBackendName, request_.device);
-            std::fflush(nullptr);
-            std::_Exit(1);
-        }
+        end_if_fatal(code, what, request_.device);
         take_error();
         if (scope == Scope::Candidate) {
             candidate_alive_ = false;

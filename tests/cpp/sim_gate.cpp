@@ -1,209 +1,23 @@
-// The promotion gate, end to end on simulated cards: what is chosen and said, which planted faults are caught, and how
-// each runtime error ends. Every scenario runs in a process of its own, since the environment is read once and a lost
-// device ends the process.
+// The promotion gate, end to end on simulated cards: what is chosen and said, and which planted faults are caught. (How
+// each runtime error ends: sim_errors.cpp.)
 //
-//   sim_gate choices | full [stride] | faults | errors | once      one part, for CTest to run them side by side
-#include <sys/wait.h>
-#include <unistd.h>
-
+//   sim_gate choices | full [stride] | faults | once      one part, for CTest to run them side by side
 #include <atomic>
-#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <map>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "common/backend.hpp"
-#include "common/launch_plan.hpp"
 #include "common/selftest_cases.hpp"
-#include "gpu/faults.hpp"
-#include "sim/runtime.hpp"
-
-// csrc/gpu/device.cu's table, under the name that csrc/sim/device.cpp gives it.
-extern "C" const strata::Backend* strata_kernels_backend();
+#include "gate_scenarios.hpp"
 
 using namespace strata;
+using namespace strata::test;
 using gpu::Fault;
 
 namespace {
-
-int failures = 0;
-
-void expect(bool holds, const std::string& scenario, const std::string& what) {
-    if (holds) return;
-    ++failures;
-    std::printf("FAILED %s: %s\n", scenario.c_str(), what.c_str());
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// A scenario in a child process: it prints "key=value" lines into a pipe, and ends.
-
-struct Outcome {
-    int status = -1;  // exit status; 1000 + signal where it was killed
-    std::multimap<std::string, std::string> said;
-
-    std::string at(const std::string& key) const {
-        const auto found = said.find(key);
-        return found == said.end() ? "" : found->second;
-    }
-    std::vector<std::string> all(const std::string& key) const {
-        std::vector<std::string> values;
-        for (auto [it, end] = said.equal_range(key); it != end; ++it) values.push_back(it->second);
-        return values;
-    }
-};
-
-int out_pipe = -1;
-
-__attribute__((format(printf, 1, 2))) void say(const char* format, ...) {
-    char line[2048];
-    va_list values;
-    va_start(values, format);
-    const int length = std::vsnprintf(line, sizeof line, format, values);
-    va_end(values);
-    if (write(out_pipe, line, static_cast<std::size_t>(length)) != length || write(out_pipe, "\n", 1) != 1) _exit(9);
-}
-
-using Environment = std::map<std::string, std::string>;
-
-Outcome run(const Environment& environment, const std::function<void()>& body) {
-    int ends[2];
-    if (pipe(ends) != 0) std::abort();
-    std::fflush(nullptr);
-    const pid_t child = fork();
-    if (child == 0) {
-        close(ends[0]);
-        out_pipe = ends[1];
-        for (const char* name : {"STRATA_HC_SPLIT", "STRATA_SELFTEST", "STRATA_QFUSE_HC", "HSA_OVERRIDE_GFX_VERSION"}) {
-            unsetenv(name);
-        }
-        for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
-        // What the library says on standard error on its way out is part of the outcome.
-        dup2(ends[1], STDERR_FILENO);
-        std::atexit([] { say("destructors=ran"); });
-        body();
-        std::exit(0);
-    }
-    close(ends[1]);
-    std::string text;
-    char buffer[4096];
-    for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<std::size_t>(n));
-    close(ends[0]);
-    Outcome outcome;
-    int status = 0;
-    waitpid(child, &status, 0);
-    outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-    for (std::size_t begin = 0; begin < text.size();) {
-        const std::size_t end = text.find('\n', begin);
-        const std::string line = text.substr(begin, end - begin);
-        const std::size_t equals = line.find('=');
-        if (line.rfind("strata_ops: ", 0) == 0) {
-            outcome.said.emplace("stderr", line);
-        } else if (equals != std::string::npos) {
-            outcome.said.emplace(line.substr(0, equals), line.substr(equals + 1));
-        }
-        if (end == std::string::npos) break;
-        begin = end + 1;
-    }
-    return outcome;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// What a child does
-
-const Backend& backend() { return *strata_kernels_backend(); }
-
-int open_card(const std::string& card, std::uint64_t seed = 1) {
-    std::string problem;
-    const int device = sim::open_card(card.c_str(), seed, &problem);
-    if (device < 0) {
-        say("problem=%s", problem.c_str());
-        std::exit(8);
-    }
-    backend().set_log([](LogLevel level, const char* line) { say("log=%d %s", static_cast<int>(level), line); });
-    return device;
-}
-
-// Runs the check and tells everything about it.
-bool check_and_tell(int device) {
-    struct Seen {
-        int lines = 0, unequal = 0, candidate = 0;
-    } seen;
-    Report report;
-    const bool completed = backend().check(
-        device,
-        [](const CheckLine* line, void* context) {
-            auto& s = *static_cast<Seen*>(context);
-            ++s.lines;
-            s.candidate += std::strcmp(line->variant, "p4") == 0;
-            if (line->equal) return;
-            if (s.unequal++ > 0) return;
-            say("first=%s/%d against %s: %s word %lld %08x %08x", line->variant, line->q8_columns, line->against,
-                line->output, static_cast<long long>(line->index), line->expected, line->got);
-        },
-        &seen, &report);
-    say("completed=%d", completed);
-    say("report=%s", report.text);
-    say("lines=%d", seen.lines);
-    say("unequal=%d", seen.unequal);
-    say("candidate_lines=%d", seen.candidate);
-    return completed;
-}
-
-void tell_state(int device) {
-    DeviceFacts facts{};
-    Report report;
-    if (!backend().describe(device, &facts, &report)) {
-        say("describe=%s", report.text);
-        return;
-    }
-    const Gates& g = facts.gates;
-    say("state=%d", static_cast<int>(g.state));
-    say("gates=plain%d split%d staged%d wide%d runtime%d p4%d", g.plain, g.split, g.staged, g.wide_up,
-        g.runtime_geometry, g.p4);
-    say("want=%s", facts.want);
-    say("chosen=%s", facts.chosen);
-    say("why=%s", facts.why);
-    say("p4_reads=%ld", gpu::planted_fault().reads[kHcRegisterHalf]);
-    say("allocations=%ld", sim::live_allocations());
-    say("streams=%ld", sim::live_streams());
-}
-
-// An ordinary read of one token at a small geometry, as the op makes it.
-bool small_read(int device, Report* report, gpu::Stream stream = nullptr) {
-    alignas(16) static float residual[32], w_norm[32], mixed[32], lo[8], rs[4];
-    alignas(16) static std::uint16_t w_down[8 * 32], w_up[32 * 8];
-    alignas(16) static unsigned char scratch[4096];
-    ReadArgs args{};
-    args.geometry = {32, 1, 8};
-    args.tokens = 1;
-    args.eps = 1e-6f;
-    args.residual = residual;
-    args.w_norm = w_norm;
-    args.w_down = w_down;
-    args.w_up = w_up;
-    args.mixed = mixed;
-    args.lo = lo;
-    args.rs = rs;
-    args.scratch = scratch;
-    for (const auto& [name, pointer, bytes, writable] :
-         {std::tuple<const char*, const void*, std::size_t, bool>{"residual", residual, sizeof residual, false},
-          {"w_norm", w_norm, sizeof w_norm, false},
-          {"w_down", w_down, sizeof w_down, false},
-          {"w_up", w_up, sizeof w_up, false},
-          {"mixed", mixed, sizeof mixed, true},
-          {"lo", lo, sizeof lo, true},
-          {"rs", rs, sizeof rs, true},
-          {"scratch", scratch, sizeof scratch, true}}) {
-        sim::declare(device, name, pointer, bytes, writable, true);
-    }
-    const ReadChoice choice;
-    return backend().read(&args, &choice, device, stream, report);
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Choices
@@ -432,150 +246,6 @@ void test_faults() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Errors at every call of the self-test, and at the op's own launch: one code of each class, and every code there is at
-// the calls that a check makes first (a check to its end takes a simulated card a second).
-
-enum class Verdict { CandidateOnly, NotCompleted, Exit, Raises };
-
-// Which call of its kind in a check of one case (T = 1, no options): see Selftest::open, run_case and close.
-struct Site {
-    const char* name;
-    sim::Call call;
-    int nth;
-    Verdict ordinary;
-    bool every_code = false;
-};
-
-constexpr Site kSites[] = {
-    {"allocating", sim::Call::Malloc, 1, Verdict::NotCompleted, true},
-    {"creating the reference stream", sim::Call::StreamCreate, 1, Verdict::NotCompleted, true},
-    {"creating the candidate's stream", sim::Call::StreamCreate, 2, Verdict::CandidateOnly},
-    {"making an input", sim::Call::Launch, 1, Verdict::NotCompleted},
-    {"waiting for the inputs", sim::Call::StreamSync, 1, Verdict::NotCompleted},
-    {"poisoning plain's outputs", sim::Call::Memset, 1, Verdict::NotCompleted},
-    {"launching plain", sim::Call::Launch, 10, Verdict::NotCompleted},
-    {"reading plain back", sim::Call::Memcpy, 1, Verdict::NotCompleted},
-    {"waiting for plain", sim::Call::StreamSync, 2, Verdict::NotCompleted},
-    {"poisoning P4's outputs", sim::Call::Memset, 5, Verdict::CandidateOnly},
-    {"launching P4", sim::Call::Launch, 22, Verdict::CandidateOnly},
-    {"reading P4 back", sim::Call::Memcpy, 5, Verdict::CandidateOnly},
-    {"waiting for P4", sim::Call::StreamSync, 6, Verdict::CandidateOnly},
-    {"the candidate's last synchronisation", sim::Call::StreamSync, 7, Verdict::CandidateOnly},
-    {"destroying the candidate's stream", sim::Call::StreamDestroy, 1, Verdict::CandidateOnly},
-    {"the reference's last synchronisation", sim::Call::StreamSync, 8, Verdict::NotCompleted},
-    {"destroying the reference stream", sim::Call::StreamDestroy, 2, Verdict::NotCompleted},
-    {"freeing", sim::Call::Free, 1, Verdict::NotCompleted},
-};
-
-void test_errors() {
-    std::vector<int> codes;
-    for (const GrErrorRow& row : kGrErrors) {
-        if (row.code != 0) codes.push_back(row.code);
-    }
-    codes.push_back(4242);  // a code on no list
-
-    std::map<std::string, std::map<std::string, int>> table;
-    const std::vector<int> classes = {2, 700, 999, 4242};
-    for (const Site& site : kSites) {
-        for (const int code : site.every_code ? codes : classes) {
-            const bool fatal = fused_gr_context_fatal(code, GrBackend::Hip);
-            const Verdict expected = fatal ? Verdict::Exit : site.ordinary;
-            const std::string scenario = std::string(site.name) + " gives " + std::to_string(code);
-            const Outcome o = run({{"STRATA_HC_SPLIT", "7"}}, [&] {
-                gpu::planted_fault().case_stride = kSelftestCases;
-                const int device = open_card("gfx1201");
-                tell_state(device);
-                sim::plant(site.call, site.nth, code);
-                check_and_tell(device);
-                sim::plant(site.call, 0, 0);
-                tell_state(device);
-                Report report;
-                say("read=%d %s", small_read(device, &report), report.text);
-                if (expected == Verdict::NotCompleted && code == 2) {  // and it may be tried again
-                    check_and_tell(device);
-                    tell_state(device);
-                }
-            });
-            if (expected == Verdict::Exit) {
-                const auto errors = o.all("stderr");
-                expect(o.status == 1, scenario, "ends the process with 1, but: " + std::to_string(o.status));
-                expect(o.at("destructors").empty(), scenario, "destructors ran");
-                expect(errors.size() == 1 && errors[0].find("(" + std::to_string(code) + ")") != std::string::npos &&
-                           errors[0].find("fatal") != std::string::npos,
-                       scenario, "one line with the code: " + (errors.empty() ? "none" : errors[0]));
-                ++table[site.name]["exit"];
-                continue;
-            }
-            expect(o.status == 0, scenario, "status " + std::to_string(o.status));
-            expect(o.at("read").substr(0, 1) == "1", scenario, "reads go on: " + o.at("read"));
-            const auto chosen = o.all("chosen");
-            const auto states = o.all("state");
-            if (expected == Verdict::CandidateOnly) {
-                expect(o.at("completed") == "1" && chosen.back() == "staged", scenario,
-                       "staged runs, but: " + chosen.back() + " " + o.at("report"));
-                expect(o.all("gates").back().find("split1 staged1") != std::string::npos, scenario,
-                       o.all("gates").back());
-                ++table[site.name]["candidate only"];
-            } else {
-                const auto completed = o.all("completed");
-                expect(completed[0] == "0" && chosen[1] == "staged", scenario, "not completed, and staged runs");
-                if (code == 2) {
-                    expect(completed.size() == 2 && completed[1] == "1" && chosen.back() == "p4", scenario,
-                           "P4 after a check that completes");
-                }
-                ++table[site.name]["whole check"];
-            }
-            // What could be given back was; a destroy or free that failed is the one thing that cannot.
-            const bool gave_up = site.call == sim::Call::Free || site.call == sim::Call::StreamDestroy;
-            expect(gave_up || (o.all("allocations").back() == "0" && o.all("streams").back() == "0"), scenario,
-                   "left behind: " + o.all("allocations").back() + " allocations, " + o.all("streams").back() +
-                       " streams");
-        }
-    }
-    std::printf("\n%-42s %14s %12s %5s\n", "a code at", "candidate only", "whole check", "exit");
-    for (const Site& site : kSites) {
-        auto& row = table[site.name];
-        std::printf("%-42s %14d %12d %5d\n", site.name, row["candidate only"], row["whole check"], row["exit"]);
-    }
-
-    // An op launch that fails raises, names the kernel and the code, and leaves no error for others to find.
-    for (const int code : codes) {
-        const Outcome o = run({{"STRATA_SELFTEST", "0"}}, [&] {
-            const int device = open_card("gfx1201");
-            Report report;
-            tell_state(device);
-            sim::plant(sim::Call::Launch, 1, code);
-            say("read=%d %s", small_read(device, &report), report.text);
-            say("pending=%d", sim::pending_error());
-        });
-        const bool fatal = fused_gr_context_fatal(code, GrBackend::Hip);
-        const std::string scenario = "an op's launch gives " + std::to_string(code);
-        expect(o.status == 0 && o.at("read").substr(0, 1) == "0", scenario, "raises: " + o.at("read"));
-        expect(o.at("read").find("gr_norm_runtime_kernel") != std::string::npos &&
-                   o.at("read").find("(" + std::to_string(code) + ")") != std::string::npos,
-               scenario, o.at("read"));
-        expect(fatal || o.at("pending") == "0", scenario, "left pending: " + o.at("pending"));
-    }
-
-    // Another library's pending error is neither eaten nor blamed on us.
-    for (const int code : {1, 98, 700, 719}) {
-        const Outcome o = run({{"STRATA_SELFTEST", "0"}}, [&] {
-            const int device = open_card("gfx1201");
-            Report report;
-            tell_state(device);
-            sim::set_pending(code);
-            say("read=%d %s", small_read(device, &report), report.text);
-            say("pending=%d", sim::pending_error());
-        });
-        const bool fatal = fused_gr_context_fatal(code, GrBackend::Hip);
-        const std::string scenario = "pending before: " + std::to_string(code);
-        expect(o.at("pending") == std::to_string(code), scenario, "it is still there, but: " + o.at("pending"));
-        expect(o.at("read").substr(0, 1) == (fatal ? "0" : "1"), scenario, o.at("read"));
-        expect(!fatal || o.at("read").find("not of strata_ops") != std::string::npos, scenario, o.at("read"));
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 // When: once, under many threads, never in a capture, not at all on request.
 
 void test_once() {
@@ -682,12 +352,10 @@ int main(int argc, char** argv) {
         test_full(argc == 3 ? std::atoi(argv[2]) : 7);
     } else if (part == "faults") {
         test_faults();
-    } else if (part == "errors") {
-        test_errors();
     } else if (part == "once") {
         test_once();
     } else {
-        std::fprintf(stderr, "usage: sim_gate choices|full [stride]|faults|errors|once\n");
+        std::fprintf(stderr, "usage: sim_gate choices|full [stride]|faults|once\n");
         return 2;
     }
     std::printf("%s: %d failed\n", part.c_str(), failures);

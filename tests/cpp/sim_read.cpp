@@ -212,7 +212,7 @@ class OpenCard {
         CHECK(device >= 0, problem);
         sim::set_device(device);
         sim::device_card(device, &card);
-        CHECK(fused_gr_prepare(card.shared_most) == 0);
+        for (const GrVariant& row : kGrVariants) CHECK(fused_gr_prepare(row.value, card.shared_most) == 0, row.name);
     }
     ~OpenCard() { sim::withdraw(device); }
     OpenCard(const OpenCard&) = delete;

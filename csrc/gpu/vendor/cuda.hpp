@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <utility>
 
 #include "common/arithmetic.hpp"
 #include "common/fused_gr_policy.hpp"
@@ -206,12 +207,16 @@ class CurrentDevice {
             changed_ = !error_;
         }
     }
-    ~CurrentDevice() {
-        if (changed_) cudaSetDevice(before_);
-    }
+    ~CurrentDevice() { leave(); }
     CurrentDevice(const CurrentDevice&) = delete;
     CurrentDevice& operator=(const CurrentDevice&) = delete;
     int error() const { return error_; }
+
+    // Makes the former device current again, where it is not.
+    int leave() {
+        if (!std::exchange(changed_, false)) return 0;
+        return cudaSetDevice(before_);
+    }
 
   private:
     int before_ = 0;

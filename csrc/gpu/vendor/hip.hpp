@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <utility>
 
 #include "common/arithmetic.hpp"
 #include "common/fused_gr_policy.hpp"
@@ -248,12 +249,16 @@ class CurrentDevice {
             changed_ = !error_;
         }
     }
-    ~CurrentDevice() {
-        if (changed_) (void)hipSetDevice(before_);
-    }
+    ~CurrentDevice() { leave(); }
     CurrentDevice(const CurrentDevice&) = delete;
     CurrentDevice& operator=(const CurrentDevice&) = delete;
     int error() const { return error_; }
+
+    // Makes the former device current again, where it is not.
+    int leave() {
+        if (!std::exchange(changed_, false)) return 0;
+        return hipSetDevice(before_);
+    }
 
   private:
     int before_ = 0;
