@@ -26,7 +26,11 @@ MAY_INCLUDE = {
 }
 TORCH_HEADER = re.compile(r"(torch|ATen|c10|caffe2|executorch)/")
 STANDARD_HEADER = re.compile(r"[a-z_]+")  # <cstdint>; C's own <math.h> is not wanted
-SYSTEM_HEADERS = {"cpu": {"immintrin.h", "xmmintrin.h", "arm_neon.h"}, "torch": {"dlfcn.h"}, "python": {"dlfcn.h"}}
+SYSTEM_HEADERS = {
+    "cpu": {"immintrin.h", "xmmintrin.h", "arm_neon.h"},
+    "torch": {"dlfcn.h", "pthread.h"},
+    "python": {"dlfcn.h"},
+}
 
 VENDOR_WORD = re.compile(r"\b(?:cuda|hip)[A-Z_]\w*|\bcu[A-Z]\w*|\bCU[a-z]\w*|\b(?:CUDA|CUDART|HIP)_\w+|\b__nv_\w+")
 COMPILER_WORD = re.compile(

@@ -55,6 +55,40 @@ print(torch.cuda.is_available())
     assert (blind.returncode, blind.stdout) == (0, "False\n"), blind.stderr
 
 
+@pytest.mark.parametrize("before", ["the import", "a read"])
+def test_fork(before):
+    """A child of fork() reads and gets its parent's bytes, though the threads of torch's pool are not there any more."""
+    code = f"""
+import hashlib, os, signal
+import torch, strata_ops
+from support import MODEL, make_inputs
+torch.set_num_threads(2)
+
+def digest():
+    read = strata_ops.fused_gr_read(*make_inputs(MODEL, 8) if inputs is None else inputs, q8_1=True)
+    return hashlib.sha256(b"".join(t.numpy().tobytes() for t in read)).digest()  # torch's own copies may wait too
+
+inputs = None
+if {before == "a read"}:
+    inputs = make_inputs(MODEL, 8)
+    digest()
+source, sink = os.pipe()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    os.write(sink, digest())
+    os._exit(0)
+os.close(sink)
+with open(source, "rb") as pipe:
+    told = pipe.read()
+assert os.waitpid(child, 0)[1] == 0, "the child came to no end"
+assert told == digest()
+print("equal")
+"""
+    done = python("-c", code)
+    assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+
+
 def command(*arguments, **environment):
     return python("-m", "strata_ops", *arguments, **environment)
 

@@ -1,7 +1,9 @@
 // The CPU library: the ops' schemas, their CPU kernels, and the CPU as a backend.
+#include <pthread.h>
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/stable/library.h>
 
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <stdexcept>
@@ -19,8 +21,14 @@ DeviceScope::~DeviceScope() = default;
 
 namespace {
 
+// The child of a fork() has none of the threads of torch's pool, and GNU's OpenMP waits for them for ever: it reads on
+// the thread that it has. The bytes are the same.
+std::atomic<bool> forked{false};
+[[maybe_unused]] const int kAtFork = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+
 void torch_threads(std::int64_t begin, std::int64_t end, std::int64_t grain,
                    void (*body)(std::int64_t, std::int64_t, void*), void* context) {
+    if (forked) return body(begin, end, context);
     if (torch_parallel_for(begin, end, grain, body, context) != 0) {
         throw std::runtime_error(
             "fused_gr_read: torch's thread pool failed; its own message is on the standard error "
