@@ -57,7 +57,7 @@ print(torch.cuda.is_available())
 
 @pytest.mark.parametrize("before", ["the import", "a read"])
 def test_fork(before):
-    """A child of fork() reads and gets its parent's bytes, though the threads of torch's pool are not there any more."""
+    """A child of fork() reads and gets its parent's bytes, though the threads of torch's pool are gone."""
     code = f"""
 import hashlib, os, signal
 import torch, strata_ops

@@ -53,7 +53,6 @@ inline constexpr const char* kSelectorVariable = "STRATA_HC_SPLIT";
 inline constexpr const char* kQ8FuseVariable = "STRATA_QFUSE_HC";                 // 1: q8_1 by the 32-column up kernel
 inline constexpr const char* kSelftestVariable = "STRATA_SELFTEST";               // 0: no self-test, and at most staged
 inline constexpr const char* kArchOverrideVariable = "HSA_OVERRIDE_GFX_VERSION";  // ROCm's: the name may not be true
-inline constexpr const char* kParityMarker = "P4 + QFUSE_HC q32 outputs passed bitwise parity";
 inline constexpr const char* kSelectorValues = "0 (plain), 1 (split), 2 (staged, also when unset) or 7 (P4)";
 
 // Unset gives staged, and so does any character that names nothing. The caller passes a character only where the
@@ -107,6 +106,14 @@ constexpr bool fused_gr_p4_parity_gate(bool gfx12, bool staged_ok, bool p4_ok) n
 
 constexpr bool fused_gr_p4_q32_parity_marker_ok(bool selftest_ok, bool qfuse_hc, bool staged_ok, bool p4_ok) noexcept {
     return selftest_ok && qfuse_hc && staged_ok && p4_ok;
+}
+
+// What is then said; null: nothing.
+constexpr const char* fused_gr_p4_q32_parity_marker(bool selftest_ok, bool qfuse_hc, bool staged_ok,
+                                                    bool p4_ok) noexcept {
+    return fused_gr_p4_q32_parity_marker_ok(selftest_ok, qfuse_hc, staged_ok, p4_ok)
+               ? "P4 + QFUSE_HC q32 outputs passed bitwise parity"
+               : nullptr;
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -139,8 +139,9 @@ void say_choice(const Device& device, const SelftestResult& result, LogLines& li
     }
     const bool selftest_ok = result.gates.state == CheckState::Completed && result.gates.plain && result.gates.split &&
                              result.gates.staged && result.gates.wide_up;
-    if (fused_gr_p4_q32_parity_marker_ok(selftest_ok, env.q8_wide, result.gates.staged, result.gates.p4)) {
-        lines.add(LogLevel::Info, "%s", kParityMarker);
+    if (const char* marker =
+            fused_gr_p4_q32_parity_marker(selftest_ok, env.q8_wide, result.gates.staged, result.gates.p4)) {
+        lines.add(LogLevel::Info, "%s", marker);
     }
     if (!result.gates.split || !result.gates.staged || !result.gates.wide_up) {
         lines.add(LogLevel::Warning, "self-test on %s:%d (%s): %s%s%sdiffers from plain; %s runs", kBackendName,

@@ -111,6 +111,9 @@ void gates() {
     for (int bits = 0; bits < 16; ++bits) {
         const bool a = bits & 1, b = bits & 2, c = bits & 4, d = bits & 8;
         CHECK(fused_gr_p4_q32_parity_marker_ok(a, b, c, d) == (bits == 15), bits);
+        const char* marker = fused_gr_p4_q32_parity_marker(a, b, c, d);
+        CHECK(bits == 15 ? std::string(marker) == "P4 + QFUSE_HC q32 outputs passed bitwise parity" : marker == nullptr,
+              bits);
         if (bits < 8) CHECK(fused_gr_p4_parity_gate(a, b, c) == (bits == 7), bits);
     }
 }

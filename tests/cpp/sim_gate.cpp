@@ -12,12 +12,18 @@
 
 #include "common/selftest_cases.hpp"
 #include "gate_scenarios.hpp"
+#include "stand_in.hpp"
 
 using namespace strata;
 using namespace strata::test;
 using gpu::Fault;
 
 namespace {
+
+// Variants in which a fault is planted.
+constexpr unsigned kP4 = 1u << kHcRegisterHalf;
+constexpr unsigned kStaged = 1u << kHcStaged;
+constexpr unsigned kSplit = 1u << kHcSplit;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Choices
@@ -37,6 +43,7 @@ constexpr const char* kOptIn = "P4 is opt-in through STRATA_HC_SPLIT=7";
 constexpr const char* kRestricted = "P4 is restricted to gfx1200 and gfx1201";
 constexpr const char* kPassed = "P4 passed bitwise parity with staged and is selected";
 constexpr const char* kNoVariant = "names no variant";
+constexpr const char* kMarker = "P4 + QFUSE_HC q32 outputs passed bitwise parity";
 
 constexpr Choice kChoices[] = {
     {"gfx1200", nullptr, "staged", false, kOptIn, kInfo},
@@ -90,10 +97,16 @@ void test_choices() {
     test_documented();
     for (const Choice& c : kChoices) {
         const std::string scenario = std::string(c.card) + " " + (c.value == nullptr ? "unset" : c.value);
+        const bool seven = c.value != nullptr && std::strcmp(c.value, "7") == 0;
         Environment environment;
         if (c.value != nullptr) environment["STRATA_HC_SPLIT"] = c.value;
         const Outcome o = run(environment, [&] {
-            gpu::planted_fault().case_stride = kSelftestCases;  // the rules are what is looked at here
+            // The rules are what is looked at: kernels run where 7 is asked for, in one case.
+            if (seven) {
+                gpu::planted_fault().case_stride = kSelftestCases;
+            } else {
+                use_stand_in();
+            }
             const int device = open_card(c.card);
             tell_state(device);  // before the check
             check_and_tell(device);
@@ -101,7 +114,6 @@ void test_choices() {
         });
         expect(o.status == 0, scenario, "status " + std::to_string(o.status));
         const auto chosen = o.all("chosen");
-        const bool seven = c.value != nullptr && std::strcmp(c.value, "7") == 0;
         expect(chosen.size() == 2 && chosen[0] == (seven ? "staged" : c.chosen), scenario,
                "before the check a request is capped at staged, but " + (chosen.empty() ? "nothing" : chosen[0]) +
                    " runs");
@@ -121,7 +133,7 @@ void test_choices() {
             expect(with_text == 1, scenario, "said " + std::to_string(with_text) + " times: " + c.line);
         }
         for (const std::string& line : lines) {
-            expect(line.find(kParityMarker) == std::string::npos, scenario, "the marker without STRATA_QFUSE_HC=1");
+            expect(line.find(kMarker) == std::string::npos, scenario, "the marker without STRATA_QFUSE_HC=1");
         }
     }
 
@@ -133,13 +145,47 @@ void test_choices() {
             check_and_tell(device);
             tell_state(device);
         });
-    int warnings = 0, markers = 0;
+    int warnings = 0;
     for (const std::string& line : o.all("log")) {
         warnings += line.find("HSA_OVERRIDE_GFX_VERSION is set") != std::string::npos && line[0] == '1';
-        markers += line == std::string("0 ") + kParityMarker;
     }
     expect(o.at("chosen") == "p4" && warnings == 1, "override", "one warning and P4");
-    expect(markers == 1, "marker", "with STRATA_QFUSE_HC=1 and all gates it is said once");
+}
+
+// The marker over its four flags, as far as they can be had together: a staged that is wrong fails the self-test too.
+void test_marker() {
+    const struct {
+        unsigned wrong;  // variants
+        bool selftest_ok, staged_ok, p4_ok;
+    } rows[] = {
+        {0, true, true, true},
+        {kP4, true, true, false},
+        {kSplit, false, true, true},
+        {kSplit | kP4, false, true, false},
+        {kStaged | kP4, false, false, true},
+        {kStaged, false, false, false},
+    };
+    for (const auto& row : rows) {
+        for (const bool wide : {false, true}) {
+            const Outcome o = run({{"STRATA_HC_SPLIT", "7"}, {"STRATA_QFUSE_HC", wide ? "1" : "0"}}, [&] {
+                use_stand_in();
+                gpu::planted_fault().fault = Fault::kFlippedBit;
+                gpu::planted_fault().variants = row.wrong;
+                const int device = open_card("gfx1201");
+                check_and_tell(device);
+                tell_state(device);
+            });
+            const std::string scenario = "marker, wrong variants " + std::to_string(row.wrong);
+            const std::string gates = std::string("plain1 split") + ((row.wrong & kSplit) != 0 ? "0" : "1") +
+                                      " staged" + (row.staged_ok ? "1" : "0") + " wide1 runtime1 p4" +
+                                      (row.p4_ok ? "1" : "0");
+            expect(o.at("gates") == gates, scenario, o.at("gates") + ", not " + gates);
+            int markers = 0;
+            for (const std::string& line : o.all("log")) markers += line == std::string("0 ") + kMarker;
+            const bool all = row.selftest_ok && wide && row.staged_ok && row.p4_ok;
+            expect(markers == (all ? 1 : 0), scenario, "said " + std::to_string(markers) + " times");
+        }
+    }
 }
 
 // The self-test at work, where both gates and both wave widths are: every `stride`-th case, since a simulated card
@@ -172,9 +218,6 @@ void test_full(int stride) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Planted faults
 
-constexpr unsigned kP4 = 1u << kHcRegisterHalf;
-constexpr unsigned kStaged = 1u << kHcStaged;
-constexpr unsigned kSplit = 1u << kHcSplit;
 constexpr unsigned kEverything = kP4 | kStaged | kSplit | 1u << kHcPlain;
 
 struct PlantedFault {
@@ -348,6 +391,7 @@ int main(int argc, char** argv) {
     const std::string part = argc >= 2 ? argv[1] : "";
     if (part == "choices") {
         test_choices();
+        test_marker();
     } else if (part == "full") {
         test_full(argc == 3 ? std::atoi(argv[2]) : 7);
     } else if (part == "faults") {
