@@ -16,13 +16,13 @@ _read = torch.ops.strata.fused_gr_read.default
 
 
 def gradients(
-    inputs: Sequence[Tensor | None], cotangents: Sequence[Tensor], eps: float, needed: Sequence[bool]
+    inputs: Sequence[Tensor | None], cotangents: Sequence[Tensor | None], eps: float, needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """The gradient of sum(cotangent * output) over all outputs, for each input that is `needed`; None for the others.
 
     `inputs` are those of `fused_gr_read` in its order, `cotangents` those of its outputs (that of q8_1 is not looked
-    at). Computed in fp32, in fp64 for fp64 inputs, and rounded once to each input's dtype. Made of differentiable
-    operations, so gradients of gradients are autograd's.
+    at), None where an output was not used. Computed in fp32, in fp64 for fp64 inputs, and rounded once to each input's
+    dtype. Made of differentiable operations, so gradients of gradients are autograd's.
 
     For one token, with c a stream, d a position in it, N positions, HC streams, and dy the cotangent of an output y or
     the gradient of a value y. The read again:
@@ -71,27 +71,28 @@ def gradients(
     lo = z * s
     gate = torch.sigmoid(by_stream(lo @ up.T))
 
-    d_mixed, d_inject, d_residual_out, d_lo, d_rs = (t.to(wide) for t in cotangents[:5])
+    # For an output that was not used, the number 0: zeros would have to be made in every kind of tensor.
+    d_mixed, d_inject, d_residual_out, d_lo, d_rs = (None if t is None else t.to(wide) for t in cotangents[:5])
     d_w_norm = d_w_down = d_w_up = d_w_inject = d_block_out = d_inject_prev = None
-    share = d_mixed.unsqueeze(-2) / streams
+    share = 0 if d_mixed is None else d_mixed.unsqueeze(-2) / streams
     d_up = (share * normed * gate * (1 - gate)).flatten(-2)
-    d_down = (d_lo + d_up @ up) * s * (1 + z * (1 - s)) / streams
+    d_down = (d_up @ up + (0 if d_lo is None else d_lo)) * s * (1 + z * (1 - s)) / streams
     d_normed = share * gate + by_stream(d_down @ down)
     if needed[2]:
         d_w_down = over_tokens(d_down, flat)
     if needed[3]:
         d_w_up = over_tokens(d_up, lo)
-    if w_inject is not None:
+    if w_inject is not None and d_inject is not None:
         d_normed = d_normed + by_stream(d_inject @ w_inject.to(wide))
         if needed[4]:
             d_w_inject = over_tokens(d_inject, flat)
     if needed[1]:
         d_w_norm = (d_normed * x * rs).reshape(-1, streams, width).sum(0)
     d_scaled = d_normed * gain
-    d_rs = d_rs.unsqueeze(-1) + (d_scaled * x).sum(-1, keepdim=True)
-    d_x = d_scaled * rs - d_rs * rs.pow(3) * x / width
+    d_r = (d_scaled * x).sum(-1, keepdim=True) + (0 if d_rs is None else d_rs.unsqueeze(-1))
+    d_x = d_scaled * rs - d_r * rs.pow(3) * x / width
     if folded:
-        d_x = d_x + d_residual_out
+        d_x = d_x + (0 if d_residual_out is None else d_residual_out)
         if needed[5]:
             d_block_out = (write * d_x).sum(-2)
         if needed[6]:
@@ -117,11 +118,12 @@ class GatedResidualRead(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *tensors, ctx.eps = inputs
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         ctx.mark_non_differentiable(output[-1])  # q8_1, empty here
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
         with torch.autocast(inputs[0].device.type, enabled=False):
             return *gradients(inputs, cotangents, ctx.eps, ctx.needs_input_grad), None

@@ -5,7 +5,9 @@ The kernels and their schemas are in the C++ libraries (csrc/torch). No Python r
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -118,6 +120,8 @@ def fused_gr_read(
         else:
             mixed, inject, residual_out, lo, rs, blocks = GatedResidualRead.apply(*inputs, eps)
     except NotImplementedError as error:
+        if _learn_shardings(residual):
+            return fused_gr_read(*inputs, eps=eps, q8_1=q8_1)
         _raise_no_kernels(residual, error)
     return FusedGrRead(
         mixed,
@@ -258,9 +262,25 @@ def _refuse_forward_mode(tensors: Sequence[Tensor | None]) -> None:
             )
 
 
+def _is_distributed(tensor: Tensor) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")  # who has a DTensor has imported it
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _learn_shardings(residual: Tensor) -> bool:
+    """Whether rules for DTensors were missing, and are there now."""
+    rules = f"{__package__}.dtensor"
+    if not _is_distributed(residual) or rules in sys.modules:
+        return False
+    import_module(rules)
+    return True
+
+
 def _raise_no_kernels(residual: Tensor, error: NotImplementedError) -> NoReturn:
-    """In our words where a library is missing; in torch's for the rest, a sparse tensor for one."""
+    """In our words where a library or a form is missing; in torch's for the rest, a sparse tensor for one."""
     reason = why_no_kernels(residual.device)
+    if not reason and _is_distributed(residual):
+        reason = "DTensors can be read by fused_gr_read alone; call it, or pass .to_local() of each argument"
     if not reason:
         raise error
     raise RuntimeError(f"fused_gr_read: {reason}") from error

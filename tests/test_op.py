@@ -189,3 +189,21 @@ def test_export(device, fold, inject, q8_1):
         results = program.module()(*inputs)
         for result, wanted in zip(results, [t for t in expected if t is not None], strict=True):
             assert torch.equal(as_bytes(result), as_bytes(wanted))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_parameters(device, strict):
+    """Weights that require grad are exported as the op of inference."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self, weights):
+            super().__init__()
+            self.weights = torch.nn.ParameterList(map(torch.nn.Parameter, weights))
+
+        def forward(self, residual):
+            return strata_ops.fused_gr_read(residual, *self.weights).mixed
+
+    inputs, expected = asked(SMALL, 3, False, True, False, device)
+    program = torch.export.export(Layer(inputs[1:5]), (inputs.residual,), strict=strict).run_decompositions({})
+    assert op.fused_gr_read.default in [node.target for node in program.graph.nodes]
+    assert torch.equal(as_bytes(program.module()(inputs.residual)), as_bytes(expected.mixed))
