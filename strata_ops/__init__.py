@@ -4,8 +4,8 @@
     read = strata_ops.fused_gr_read(residual, w_norm, w_down, w_up, w_inject)
     read.mixed, read.inject, ...
 
-`python -m strata_ops info` says what runs here and why, `check` runs a GPU's self-test, `parity` compares all bits with
-the CPU's, `demo` shows it at work.
+`python -m strata_ops info` says what runs here and why, `doctor` what is wrong and what to set, `check` runs a GPU's
+self-test, `parity` compares all bits with the CPU's, `demo` shows it at work.
 """
 
 from . import _libraries as _libraries  # first: it says in one line what is missing

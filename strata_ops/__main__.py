@@ -1,4 +1,7 @@
-"""`python -m strata_ops info | check | parity | demo | evidence`. Errors are one line with a remedy, exit status 2."""
+"""`python -m strata_ops info | doctor | check | parity | demo | evidence`.
+
+Errors are one line with a remedy, exit status 2.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,15 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="versions, backends, devices, the variant that runs and why")
     info.add_argument("--card", help="a simulated card instead of what is here, gfx1201 for example")
     info.add_argument("--json", action="store_true", help="print one JSON object")
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is installed, what would run and why not P4, what to set",
+        description="Looks at everything and judges it; GPUs go through their self-test. "
+        "Exit status 0: nothing is wrong, 1: something is, 2: could not be run.",
+    )
+    doctor.add_argument("--card", help="a simulated card instead of what is here; its self-test does not run")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
 
     check = commands.add_parser(
         "check",
@@ -72,6 +84,14 @@ def _info(args: argparse.Namespace) -> int:
     report = info(args.card)
     print(json.dumps(report, indent=2) if args.json else render(report))
     return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from .doctor import doctor, render
+
+    report = doctor(args.card)
+    print(json.dumps(report, indent=2) if args.json else render(report))
+    return 0 if report["ok"] else 1
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -143,7 +163,14 @@ def _device(text: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
-    command = {"info": _info, "check": _check, "parity": _parity, "demo": _demo, "evidence": _evidence}[args.command]
+    command = {
+        "info": _info,
+        "doctor": _doctor,
+        "check": _check,
+        "parity": _parity,
+        "demo": _demo,
+        "evidence": _evidence,
+    }[args.command]
     try:
         status = command(args)
         sys.stdout.flush()

@@ -140,6 +140,9 @@ void bind_policy(py::module_& m) {
     m.attr("VARIANTS") = py::tuple(py::cast(variants));
     m.attr("SELECTOR_VARIABLE") = kSelectorVariable;
     m.attr("SELECTOR_VALUES") = kSelectorValues;
+    m.attr("Q8_FUSE_VARIABLE") = kQ8FuseVariable;
+    m.attr("SELFTEST_VARIABLE") = kSelftestVariable;
+    m.attr("ARCH_OVERRIDE_VARIABLE") = kArchOverrideVariable;
 
     m.def(
         "fused_gr_env_variant",
