@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from . import _core
-from ._libraries import REBUILD
+from ._libraries import LIBRARIES, REBUILD
 from .ops import FusedGrRead
 
 FOLDER = Path(__file__).parent / "lib"
@@ -47,6 +47,7 @@ def _library(strict: bool) -> _Library:
             f"(Debian: libboost-context-dev) and {REBUILD}"
         )
     backend = _core.load_backend(str(path))  # which compares the versions of the interface
+    backend.set_witness(_core.load_backend(str(LIBRARIES["cpu"].path)))
     c = ctypes.CDLL(str(path))
     c.strata_sim_open.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(_Report)]
     c.strata_sim_open.restype = ctypes.c_int

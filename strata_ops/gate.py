@@ -23,10 +23,12 @@ def _log(level: int, line: str) -> None:
 
 
 def listen() -> None:
-    """Lets every loaded backend speak through Python's logging."""
+    """Lets every loaded backend speak through Python's logging, and ask the CPU's where it differs from it."""
     for library in LIBRARIES.values():
         if library.loaded:
-            _core.load_backend(str(library.path)).listen(_log)
+            backend = _core.load_backend(str(library.path))
+            backend.listen(_log)
+            backend.set_witness(_core.load_backend(str(LIBRARIES["cpu"].path)))
 
 
 def check(device: torch.device | str | int = "cuda") -> dict[str, Any]:
@@ -44,7 +46,8 @@ def check(device: torch.device | str | int = "cuda") -> dict[str, Any]:
     Returns:
         ``{"device", "gates", "chosen", "why", "cases"}``: the gates that hold, the variant that runs and why, and each
         comparison with, where it is not equal, its first difference: output, index of the 32-bit word, and both bit
-        patterns (None for plain against the CPU, of which only hashes are kept; ``parity`` finds the element).
+        patterns. Of plain against the CPU the library keeps hashes; the CPU computes the case to find the element (None
+        where it cannot).
 
     Raises:
         RuntimeError: the device has no self-test (the CPU is the reference itself), it did not complete, or
@@ -83,5 +86,5 @@ def _difference(case: dict[str, Any]) -> str:
     streams = case["stream_dtype"].removeprefix("torch.")
     where = f"{found['output']}, {case['tokens']} tokens, {streams} streams, {options}"
     if found["index"] is None:
-        return f"{where} (by hash; `python -m strata_ops parity` finds the element)"
+        return f"{where} (by hash)"
     return f"{where}: word {found['index']} is 0x{found['got']:08x}, expected 0x{found['expected']:08x}"

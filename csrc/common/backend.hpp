@@ -10,7 +10,7 @@
 namespace strata {
 
 // Counted up when a struct below changes: libraries and the Python module must agree.
-inline constexpr std::uint32_t kBackendAbi = 3;
+inline constexpr std::uint32_t kBackendAbi = 4;
 
 // Where a call says what went wrong. `code` is the vendor runtime's, 0 where there is none.
 struct Report {
@@ -96,7 +96,7 @@ struct CheckLine {
     bool equal;
     const char* output;      // where not equal: the first difference, in which output,
     std::int64_t index;      // at which 32-bit word of it,
-    std::uint32_t expected;  // and both bit patterns (0 both where only a hash is known)
+    std::uint32_t expected;  // and both bit patterns (equal ones where no more than a hash is known)
     std::uint32_t got;
 };
 using CheckVisitor = void (*)(const CheckLine* line, void* context);
@@ -131,6 +131,9 @@ struct Backend {
     // Runs the self-test on `device` now, and latches what it finds; `visit` is called for each comparison. False,
     // with a report, where it did not complete. Null where there is nothing to test.
     bool (*check)(int device, CheckVisitor visit, void* context, Report*) = nullptr;
+    // Names the CPU's backend, which lives as long as this one. The self-test keeps the CPU's answers as hashes; where
+    // one differs, that backend computes the case and the first differing element is named. Null as `check` is.
+    void (*set_witness)(const Backend* cpu) = nullptr;
 };
 
 }  // namespace strata

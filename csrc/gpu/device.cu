@@ -150,6 +150,9 @@ void say_choice(const Device& device, const SelftestResult& result, LogLines& li
     }
 }
 
+// What names the element where plain differs from the CPU.
+std::atomic<const Backend*> cpu_backend{nullptr};
+
 // The last fatal code that a read of ours was refused for.
 std::atomic<int> reported_fatal{0};
 
@@ -299,6 +302,7 @@ bool run_check(Device& device, CheckVisitor visit, void* context, LogLines& line
     request.case_stride = fault_case_stride();
     request.visit = visit;
     request.context = context;
+    request.cpu = cpu_backend;
     SelftestResult result;
     const bool completed = on_device(device.index, report, [&] {
         result = fused_gr_selftest(request, report);
@@ -453,6 +457,8 @@ bool read(const ReadArgs* args, const ReadChoice* choice, int index, void* raw_s
 
 void set_log(LogSink sink) { log_sink = sink; }
 
+void set_witness(const Backend* cpu) { cpu_backend = cpu; }
+
 }  // namespace
 
 bool fused_gr_check(int index, CheckVisitor visit, void* context, Report* report) {
@@ -502,8 +508,8 @@ void end_if_fatal(int code, const char* call, int device) {
 
 extern "C" __attribute__((visibility("default"))) const strata::Backend* strata_backend() {
     using namespace strata;
-    static const Backend backend{kBackendAbi,       gpu::kBackendName,  STRATA_BUILT_FOR,  gpu::variant_list(),
-                                 gpu::device_count, gpu::describe,      gpu::scratch_size, gpu::read,
-                                 gpu::set_log,      gpu::fused_gr_check};
+    static const Backend backend{kBackendAbi,       gpu::kBackendName,   STRATA_BUILT_FOR,  gpu::variant_list(),
+                                 gpu::device_count, gpu::describe,       gpu::scratch_size, gpu::read,
+                                 gpu::set_log,      gpu::fused_gr_check, gpu::set_witness};
     return &backend;
 }

@@ -13,6 +13,7 @@ struct SelftestRequest {
     int case_stride = 1;  // every n-th case: 1, except on the simulated card in tests that only look at the rules
     CheckVisitor visit = nullptr;
     void* context = nullptr;
+    const Backend* cpu = nullptr;  // names the element where plain differs from the CPU's hashes; may be missing
 };
 
 struct SelftestResult {

@@ -317,8 +317,7 @@ py::list check_device(const Backend& backend, int device) {
         if (!line.equal) {
             py::dict difference;
             difference["output"] = line.output;
-            // Of plain and the CPU only hashes are compared here, and no element is known.
-            const bool element = line.expected != line.got;
+            const bool element = line.expected != line.got;  // else no more than a hash is known
             difference["index"] = element ? py::cast(line.index) : py::none();
             difference["expected"] = element ? py::cast(line.expected) : py::none();
             difference["got"] = element ? py::cast(line.got) : py::none();
@@ -372,6 +371,12 @@ void bind_backends(py::module_& m) {
         .def_property_readonly("has_check", [](const Backend& b) { return b.check != nullptr; })
         .def("check", check_device, py::arg("device"),
              "Runs the self-test of a device: a list of comparisons. RuntimeError where it did not complete.")
+        .def(
+            "set_witness",
+            [](const Backend& b, const Backend& cpu) {
+                if (b.set_witness != nullptr) b.set_witness(&cpu);
+            },
+            py::arg("cpu"), "Names the CPU's backend, which tells the self-test the element where plain differs.")
         .def("listen", listen, py::arg("callable"), "Sends what the backend says to callable(level, line).")
         .def(
             "scratch_size",

@@ -17,6 +17,7 @@
 
 #include "common/backend.hpp"
 #include "common/fused_gr_policy.hpp"
+#include "cpu/read.hpp"
 #include "gpu/faults.hpp"
 #include "gpu/vendor.hpp"
 #include "sim/runtime.hpp"
@@ -112,6 +113,24 @@ inline Outcome run(const Environment& environment, const std::function<void()>& 
 
 inline const Backend& backend() { return *strata_kernels_backend(); }
 
+// The CPU as the self-test asks it where plain differs.
+inline const Backend* cpu_witness() {
+    static const Backend backend = [] {
+        Backend made{};
+        made.abi = kBackendAbi;
+        made.name = "cpu";
+        made.scratch_size = [](const Geometry* g, std::int64_t tokens) { return cpu::scratch_size(*g, tokens); };
+        made.read = [](const ReadArgs* args, const ReadChoice*, int, void*, Report* report) {
+            const auto here = [](std::int64_t begin, std::int64_t end, std::int64_t,
+                                 void (*body)(std::int64_t, std::int64_t, void*),
+                                 void* context) { body(begin, end, context); };
+            return cpu::read(*args, nullptr, here, report);
+        };
+        return made;
+    }();
+    return &backend;
+}
+
 inline int open_card(const std::string& card, std::uint64_t seed = 1) {
     std::string problem;
     const int device = sim::open_card(card.c_str(), seed, &problem);
@@ -119,6 +138,7 @@ inline int open_card(const std::string& card, std::uint64_t seed = 1) {
         say("problem=%s", problem.c_str());
         std::exit(8);
     }
+    backend().set_witness(cpu_witness());
     backend().set_log([](LogLevel level, const char* line) { say("log=%d %s", static_cast<int>(level), line); });
     return device;
 }
