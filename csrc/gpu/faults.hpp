@@ -2,9 +2,14 @@
 // nothing of this is left.
 //
 // The simulated card's fault build (STRATA_FAULTS) takes the fault at run time, for chosen variants: its launches are
-// synchronous, so the variant that is being launched is known. A GPU's fault build names one fault for P4 at compile
-// time (STRATA_FAULT=kOutOfBounds).
+// synchronous, so the variant that is being launched is known. A GPU's fault build names one of P4's at compile time,
+// and the architecture that the gate takes a card for (STRATA_FAULT=kOutOfBounds, STRATA_FAULT_ARCHITECTURE=gfx1201,
+// both variables of CMake's too), so that P4 is launched on a card at hand.
 #pragma once
+
+#if defined(STRATA_FAULTS)
+#include <atomic>
+#endif
 
 #include "common/backend.hpp"
 #include "common/fused_gr_policy.hpp"
@@ -36,12 +41,13 @@ enum class Fault : int {
 
 struct Planted {
     Fault fault = Fault::kNone;
-    unsigned variants = 0;                 // bit v for variant v below kHcRuntimeGeometry
-    int output = 0;                        // of kFlippedBit, in the self-test's order
-    int launching = 0;                     // the variant whose launches are under way,
-    StreamType stream_type{};              // and of which streams
-    int case_stride = 1;                   // of the self-test
-    long reads[kHcRegisterHalf + 1] = {};  // made of each variant
+    unsigned variants = 0;  // bit v for variant v below kHcRuntimeGeometry
+    int output = 0;         // of kFlippedBit, in the self-test's order
+    int case_stride = 1;    // of the self-test
+    // Of the last read that any thread made: the variant whose launches are under way, and of which streams.
+    std::atomic<int> launching{0};
+    std::atomic<StreamType> stream_type{StreamType::Float32};
+    std::atomic<long> reads[kHcRegisterHalf + 1] = {};  // made of each variant
 };
 inline Planted& planted_fault() {
     static Planted fault;

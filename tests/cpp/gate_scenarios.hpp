@@ -183,7 +183,7 @@ inline void tell_state(int device) {
     say("want=%s", facts.want);
     say("chosen=%s", facts.chosen);
     say("why=%s", facts.why);
-    say("p4_reads=%ld", gpu::planted_fault().reads[kHcRegisterHalf]);
+    say("p4_reads=%ld", gpu::planted_fault().reads[kHcRegisterHalf].load());
     say("allocations=%ld", sim::live_allocations());
     say("streams=%ld", sim::live_streams());
 }

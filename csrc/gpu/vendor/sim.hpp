@@ -3,6 +3,7 @@
 // Host functions return an error code of the current card's vendor as an int, 0 for success.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -73,7 +74,7 @@ __forceinline__ void settle(T&) {}
 __forceinline__ void fence() { sim::fence(); }
 
 #if defined(STRATA_FAULTS)
-inline bool narrow_masks = false;  // planted: every mask names the first kLanes lanes of its wave
+inline std::atomic<bool> narrow_masks{false};  // planted: every mask names the first kLanes lanes of its wave
 #endif
 
 // `value` of the lane whose number differs by `mask`, within a group of kLanes. All lanes of the group must call; on a
