@@ -88,8 +88,25 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 
+# For tests/test_cuda.py: a library with a fault of csrc/gpu/faults.hpp in P4, whose gate takes a card for another one.
+#
+#   cmake -S . -B build/fault -G Ninja -DPython_EXECUTABLE=$(which python3) -DSTRATA_CUDA=ON -DSTRATA_HIP=OFF \
+#       -DSTRATA_SIM=OFF -DSTRATA_FAULT=kOutOfBounds -DSTRATA_FAULT_ARCHITECTURE=gfx1201
+#   cmake --build build/fault --target strata_cuda          # build/fault/libstrata_cuda.so
+set(STRATA_FAULT "" CACHE STRING "For tests: the fault of csrc/gpu/faults.hpp that P4 has in the CUDA library")
+set(STRATA_FAULT_ARCHITECTURE "" CACHE STRING "For tests: the architecture that the CUDA library's gate sees")
+if(STRATA_FAULT OR STRATA_FAULT_ARCHITECTURE)
+  set(built_for "${built_for} (for tests: ${STRATA_FAULT} ${STRATA_FAULT_ARCHITECTURE})")
+endif()
+
 file(GLOB gpu_sources CONFIGURE_DEPENDS csrc/gpu/*.cu)
 strata_backend_library(strata_cuda ${gpu_sources} csrc/torch/gpu.cpp)
+if(STRATA_FAULT)
+  target_compile_definitions(strata_cuda PRIVATE STRATA_FAULT=${STRATA_FAULT})
+endif()
+if(STRATA_FAULT_ARCHITECTURE)
+  target_compile_definitions(strata_cuda PRIVATE STRATA_FAULT_ARCHITECTURE="${STRATA_FAULT_ARCHITECTURE}")
+endif()
 target_link_libraries(strata_cuda PRIVATE ${CMAKE_DL_LIBS})
 target_compile_definitions(strata_cuda PRIVATE STRATA_BUILT_FOR="${built_for}")
 # The host compiler's flags without -Wpedantic: what nvcc writes for it does not keep to that.

@@ -1,7 +1,12 @@
 """What only a GPU has: streams, graphs, another device. That its bits are the CPU's is tested with everything else."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,12 +14,16 @@ import torch
 import strata_ops
 from strata_ops import debug
 from support import MODEL, SMALL, assert_same, case, cut, make_inputs, named, runners
+from test_build import missing
 from test_process import python
 from test_refusals import refusal
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
 op = torch.ops.strata
 gpu_runners = pytest.mark.parametrize("runner", [r for r in runners() if r.device == "cuda"], ids=str)
+
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def on_gpu(tokens, geometry=MODEL, device="cuda"):
@@ -187,3 +196,108 @@ def test_tuned_variants_are_for_the_models_geometry():
     for variant in ("plain", "split", "staged", "p4"):
         text = refusal(debug.fused_gr_read, *inputs, variant=variant)
         assert variant in text
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How errors of the self-test end, on a real card. (Every code at every call: tests/cpp/sim_errors.cpp.)
+
+
+def build_fault_library(folder):
+    """libstrata_cuda.so for the card at hand with the fault; cmake/cuda.cmake has the command."""
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if not nvcc or not shutil.which("cmake"):
+        missing("STRATA_FAULT_LIBRARY is not set, and there is no nvcc or no cmake to build it with")
+    major, minor = torch.cuda.get_device_capability()
+    options = ["STRATA_CUDA=ON", "STRATA_HIP=OFF", "STRATA_SIM=OFF", "STRATA_FAULT=kOutOfBounds"]
+    options += ["STRATA_FAULT_ARCHITECTURE=gfx1201", f"Python_EXECUTABLE={sys.executable}"]
+    for command in (
+        ["cmake", "-S", ROOT, "-B", folder, *(f"-D{option}" for option in options)],
+        ["cmake", "--build", folder, "--parallel", "4", "--target", "strata_cuda"],
+    ):
+        environment = {**os.environ, "TORCH_CUDA_ARCH_LIST": f"{major}.{minor}"}
+        done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "libstrata_cuda.so"
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """A Python whose strata_ops has a CUDA library with a P4 that stores far outside of every buffer, and a gate that
+    takes the card for gfx1201: STRATA_FAULT_LIBRARY names it, or it is built."""
+    folder = tmp_path_factory.mktemp("faulty")
+    library = os.environ.get("STRATA_FAULT_LIBRARY") or build_fault_library(folder / "build")
+    package = Path(strata_ops.__file__).parent
+    shutil.copytree(package, folder / "strata_ops", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(library, folder / "strata_ops/lib/libstrata_cuda.so")
+    places = os.pathsep.join([str(folder), str(Path(__file__).parent)])
+
+    def run(code, **environment):
+        return python("-c", textwrap.dedent(code), PYTHONPATH=places, **environment)
+
+    return run
+
+
+FIRST_READ = """
+    import atexit, torch, strata_ops
+    from support import MODEL, assert_same, make_inputs
+    assert "kOutOfBounds" in strata_ops.info()["backends"][1]["built_for"]
+    inputs = make_inputs(MODEL, 2)
+    exact = strata_ops.fused_gr_read(*inputs)
+    inputs = inputs.map(lambda t: t.cuda())
+    atexit.register(print, "destructors", flush=True)
+    print("reading", flush=True)
+    assert_same(strata_ops.fused_gr_read(*inputs), exact)
+    print("equal", flush=True)
+"""
+
+
+def test_a_lost_device_ends_the_process(faulty):
+    """Status 1 and one line, no destructor: a candidate that stores out of bounds leaves no device to fall back on."""
+    done = faulty(FIRST_READ, STRATA_HC_SPLIT="7")
+    assert (done.returncode, done.stdout) == (1, "reading\n"), done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("strata_ops: fatal: ")]
+    assert "cudaErrorIllegalAddress (700) from " in line and " on cuda:0: " in line
+
+
+@pytest.mark.parametrize("text", ["0", "1", "2"])
+def test_a_candidate_that_is_not_asked_for_never_runs(faulty, text):
+    done = faulty(FIRST_READ, STRATA_HC_SPLIT=text)
+    assert (done.returncode, done.stdout) == (0, "reading\nequal\ndestructors\n"), done.stdout + done.stderr
+
+
+def test_a_check_without_memory_is_not_completed():
+    """And nothing is lost by it: with memory it completes, in the same process, and reads are right."""
+    code = """
+    import torch, strata_ops
+    from strata_ops import debug
+    from support import MODEL, assert_same, make_inputs, named
+    inputs = make_inputs(MODEL, 2)
+    exact = strata_ops.fused_gr_read(*inputs, q8_1=True)
+    inputs = inputs.map(lambda t: t.cuda())
+    debug.fused_gr_read(*inputs, q8_1=True, variant="plain")  # loads the kernels, which takes memory too
+    hoard = []
+    for size in (1 << 30, 1 << 26, 10 << 20, 1 << 20):  # as torch's allocator has no room to spare behind any of them
+        while True:
+            try:
+                hoard.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+            except torch.OutOfMemoryError:
+                break
+    try:
+        strata_ops.check()
+    except RuntimeError as error:
+        print(error)
+    backend = {b["name"]: b for b in strata_ops.info()["backends"]}["cuda"]
+    print(backend["devices"][0]["gates"]["state"], backend["devices"][0]["chosen"])
+    hoard.clear()
+    torch.cuda.empty_cache()
+    assert_same(strata_ops.fused_gr_read(*inputs, q8_1=True), exact)  # without a check
+    print(strata_ops.check()["gates"]["state"])
+    assert_same(strata_ops.fused_gr_read(*inputs, q8_1=True), exact)
+    """
+    done = python("-c", textwrap.dedent(code))
+    assert done.returncode == 0, done.stdout + done.stderr
+    error, state, again = done.stdout.splitlines()
+    assert error.startswith(
+        "the self-test of cuda:0 did not complete: allocating memory gave cudaErrorMemoryAllocation"
+    )
+    assert (state, again) == ("not completed staged", "completed")

@@ -205,7 +205,7 @@ Device* find_device(int index, Report* report) {
     });
     if (!asked) return nullptr;
     const Environment& env = environment();
-    device->gfx12 = arch_is_gfx12(device->facts.arch);
+    device->gfx12 = arch_is_gfx12(gate_architecture(device->facts.arch));
     device->variant = fused_gr_capped_at_staged(env.want);
     device->q8_columns = env.q8_wide ? kUpWide : kUpNarrow;
     device->why = selector_phrase(env) + "; the self-test has not run";

@@ -85,12 +85,19 @@ inline void fault_after_read(const ReadArgs& args, Stream stream) {
 }
 
 inline int fault_case_stride() { return planted_fault().case_stride; }
+constexpr const char* gate_architecture(const char* arch) { return arch; }
 
 #else
 
 inline bool fault_before_read(int, StreamType) { return false; }
 inline void fault_after_read(const ReadArgs&, Stream) {}
 constexpr int fault_case_stride() { return 1; }
+
+#if defined(STRATA_FAULT_ARCHITECTURE)
+constexpr const char* gate_architecture(const char*) { return STRATA_FAULT_ARCHITECTURE; }
+#else
+constexpr const char* gate_architecture(const char* arch) { return arch; }
+#endif
 
 #if defined(STRATA_FAULT)
 STRATA_HOST_DEVICE constexpr bool planted(Fault fault) { return fault == Fault::STRATA_FAULT; }
