@@ -47,14 +47,16 @@ def make_weights(sets: int, device: torch.device) -> list[dict]:
     return made
 
 
-def make_inputs(tokens: int, device: torch.device) -> dict:
-    """Activations of one call, with a pending write."""
+def make_inputs(tokens: int, device: torch.device, streams: str) -> dict:
+    """Activations of one call, with a pending write; streams of "fp32" or "bf16"."""
     generator = torch.Generator().manual_seed(2)
     inputs = {
         "residual": torch.randn(tokens, STREAMS, WIDTH, generator=generator),
         "block_out": torch.randn(tokens, WIDTH, generator=generator) * 0.5,
         "inject_prev": torch.randn(tokens, STREAMS, generator=generator) * 2,
     }
+    if streams == "bf16":
+        inputs |= {k: inputs[k].bfloat16() for k in ("residual", "block_out")}
     return {k: v.to(device) for k, v in inputs.items()}
 
 
@@ -104,7 +106,7 @@ def run_cuda(args, progress) -> dict:
     rows = []
     modes = {"graph": lambda calls: time_graph(calls, args.rounds), "eager": lambda calls: time_eager(calls, 10)}
     for tokens in args.tokens:
-        inputs = make_inputs(tokens, device)
+        inputs = make_inputs(tokens, device, args.streams)
         contestants = {"strata": strata_calls(None, inputs, sets)}
         contestants |= {v: strata_calls(v, inputs, sets) for v in args.variants or debug.variants(device)}
         if not args.no_peers:
@@ -128,7 +130,7 @@ def run_cpu(args, progress) -> dict:
     for threads in args.threads:
         torch.set_num_threads(threads)
         for tokens in args.tokens:
-            inputs = make_inputs(tokens, device)
+            inputs = make_inputs(tokens, device, args.streams)
             groups = {"stream": [lambda s=s: s[0].sum() for s in streams], "strata": strata_calls(None, inputs, sets)}
             groups |= {v: strata_calls(v, inputs, sets) for v in args.variants or []}
             if not args.no_peers:
@@ -193,6 +195,7 @@ def main():
     parser.add_argument("--variants", type=lambda t: t.split(","), help="forced variants (default: all on a card)")
     parser.add_argument("--modes", type=lambda t: t.split(","), default=["graph"], help="graph, eager (card only)")
     parser.add_argument("--threads", type=numbers, default=[torch.get_num_threads()], help="CPU only")
+    parser.add_argument("--streams", choices=["fp32", "bf16"], default="fp32", help="of residual, block_out")
     parser.add_argument("--sets", type=int, help="weight sets in turn (default 97 on a card, 20 on the CPU)")
     parser.add_argument("--rounds", type=int, default=40, help="samples a row (three times as many on the CPU)")
     parser.add_argument("--no-peers", action="store_true", help="leave PyTorch out")

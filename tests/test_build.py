@@ -175,7 +175,7 @@ def spilling(reports) -> list[str]:
 
 def demangled(names: list[str]) -> list[str]:
     full = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
-    return [re.sub(r"^void |strata::gpu::|\(.*\)$|\((?:int|bool)\)", "", name) for name in full.splitlines()]
+    return [re.sub(r"^void |strata::(?:gpu::)?|\(.*\)$|\((?:int|bool)\)", "", name) for name in full.splitlines()]
 
 
 def test_cuda_kernels_do_not_spill():

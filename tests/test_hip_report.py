@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests/isa"))
 import codegen  # noqa: E402
 import report  # noqa: E402
-from schedule import parse, schedule  # noqa: E402
+from schedule import demangled, parse, schedule  # noqa: E402
 
 KEYS = {
     "target", "compiler", "name", "variant", "tokens", "dispatched", "vgprs", "sgprs", "lds_bytes", "scratch_bytes",
@@ -83,6 +83,13 @@ def test_every_prefetch_is_hidden_by_dots(result):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The reader
+
+
+def test_names():
+    assert demangled("_ZN6strata3gpu20gr_up_runtime_kernelENS0_9GroupArgsE") == "gr_up_runtime_kernel"
+    norm = "_ZN6strata3gpu14gr_norm_kernelILi4ENS_6Bf16x4EEEvNS0_9GroupArgsE"
+    assert demangled(norm) == "gr_norm_kernel<4, Bf16x4>"
+
 
 LOOP = """\
 _ZN6strata3gpu28gr_down_register_half_kernelILi4ELb1EEEvNS0_9GroupArgsE:

@@ -68,8 +68,13 @@ def demangled(symbol: str) -> str:
     match = re.match(r"_ZN6strata3gpu(\d+)", symbol)
     at = match.end()
     name, rest = symbol[at : at + int(match[1])], symbol[at + int(match[1]) :]
-    arguments = re.findall(r"L([ib])(\d+)E", rest)
-    values = [("true" if int(v) else "false") if kind == "b" else v for kind, v in arguments]
+    values = []
+    for kind, value in re.findall(r"(L[ib]|NS_)(\d+\w*)", re.sub(r"(?=L[ib]\d|NS_)", " ", rest)):
+        number = int(re.match(r"\d+", value)[0])
+        if kind == "NS_":  # a type of strata's: the length of its name, and the name
+            values.append(value[len(str(number)) :][:number])
+        else:
+            values.append(str(number) if kind == "Li" else "true" if number else "false")
     return f"{name}<{', '.join(values)}>" if values else name
 
 
