@@ -57,7 +57,9 @@ constexpr std::int64_t selftest_output_bytes(const SelftestCase& c, int output) 
 // ---------------------------------------------------------------------------------------------------------------
 // Inputs. Element i of an input is a function of the input's kind and i alone: any thread can make any element.
 
-enum class SelftestInput : std::uint32_t { Residual, BlockOut, InjectPrev, WNorm, WDown, WUp, WInject };
+// InjectPrevTies is inject_prev for bf16 streams: gains of exactly 1 for two streams, whose R' then often lies half-way
+// between two bf16.
+enum class SelftestInput : std::uint32_t { Residual, BlockOut, InjectPrev, WNorm, WDown, WUp, WInject, InjectPrevTies };
 
 inline constexpr float kSelftestEps = 1e-6f;
 
@@ -107,6 +109,8 @@ STRATA_HOST_DEVICE float selftest_value(SelftestInput input, std::uint64_t index
             return u;
         case SelftestInput::InjectPrev:
             return u * 6.0f;
+        case SelftestInput::InjectPrevTies:
+            return index % 2 == 0 ? 0.0f : u * 6.0f;
         case SelftestInput::WNorm:
             return 1.0f + u * 0.25f;
         case SelftestInput::WDown:

@@ -76,13 +76,13 @@ inline constexpr std::uint64_t kSelftestHashes[kSelftestCases][kSelftestOutputs]
     {0x5ecc9665e1cbb348ull, 0xf63a3c5594d5f2fbull, 0xc3ecb59ae534d573ull, 0xcaab2b579c6f8623ull, 0xca88e8a84b7cc005ull, 0x0000000000000000ull},
     {0x5ecc9665e1cbb348ull, 0xf63a3c5594d5f2fbull, 0xc3ecb59ae534d573ull, 0xcaab2b579c6f8623ull, 0xca88e8a84b7cc005ull, 0xbab0b3d3adcbab6bull},
     {0x50618af56c506b4cull, 0xc262eb3fd0cfb014ull, 0x0000000000000000ull, 0x935a9772485a2111ull, 0xa1b6bdb3bddec474ull, 0x0000000000000000ull},
-    {0x2f9ee401882787c4ull, 0x1cd08dfe324d9d22ull, 0xeaff5eb77228b7cdull, 0x22cfca5400c843c9ull, 0xd48e5b3aec33c37aull, 0xb423ee99ea23b698ull},
+    {0xfbae26f375a8141dull, 0xf03d56ced4ec1aebull, 0x9e2fcd076bfbc926ull, 0xff16b81340c9e1cfull, 0xa0292b1a7abe2a67ull, 0x56cc3a261df6f3d8ull},
     {0x2a5df5ddfd31eae5ull, 0x9e24d0514e23aa4cull, 0x0000000000000000ull, 0x0998d15c97852033ull, 0x5decf8eaed77f340ull, 0x0000000000000000ull},
-    {0x118ef8684ed64885ull, 0x8f3408b75fb3bfb7ull, 0x1bff4b3d1493a61bull, 0x2f13d1857fb844caull, 0x84909263e5db17e1ull, 0x4147bffdb9fd37c0ull},
+    {0x165c63d12274d33cull, 0xca90cf4217563024ull, 0x1535e35f99faa94full, 0x6535a47269eaa0fcull, 0xeb7d8f787fba9542ull, 0x41e14420eef97deaull},
     {0x4dd119ee44cec6f9ull, 0xca6595fdb628ce7eull, 0x0000000000000000ull, 0xaac6bc321c4e4109ull, 0x6e224dbe3bffe939ull, 0x0000000000000000ull},
-    {0x892e0e6b654be0fbull, 0x09a1f1485c90e272ull, 0x755794503e9371b8ull, 0x45068b312fd30143ull, 0xb0343ce3a5efb5ffull, 0xf560fe9adf019789ull},
+    {0xe6c10eabad0ec7cfull, 0xcf3accbff2a3065eull, 0xc6b8f2c7d612ba54ull, 0xf81a184c31896e7dull, 0xa2b4ec5d44c66f05ull, 0xa1f61cd6f9e96cdfull},
     {0x916d88da525d0af3ull, 0x1c6e18642d2a8c56ull, 0x0000000000000000ull, 0xb811c49cf7a3d03aull, 0xe04dcb5b2758e429ull, 0x0000000000000000ull},
-    {0x3c1852ff5aac5c1cull, 0xe910c191f745902cull, 0x085811dd0d8e25f2ull, 0x46f04cff68eec357ull, 0x975d3b10ca1cdbb2ull, 0xe54cd2bb2cdcb28dull},
+    {0x0ce079246b4fc275ull, 0xf61b58f28792bf93ull, 0x88706ab27fcc7c90ull, 0xdce7c669df7ade07ull, 0x6d3e0dda9f4a4dc9ull, 0xea069e764929ce5eull},
 };
 // clang-format on
 

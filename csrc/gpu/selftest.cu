@@ -141,6 +141,7 @@ class Selftest {
                                      float_bytes(kMaxTokens * g.depth()) / 2,
                                      float_bytes(kMaxTokens * g.width) / 2,
                                      float_bytes(kMaxTokens * g.streams),
+                                     float_bytes(kMaxTokens * g.streams),
                                      float_bytes(g.depth()),
                                      weights,
                                      weights,
@@ -161,11 +162,12 @@ class Selftest {
         residual_bf16_ = reinterpret_cast<std::uint16_t*>(take(sizes[2]));
         block_out_bf16_ = reinterpret_cast<std::uint16_t*>(take(sizes[3]));
         inject_prev_ = reinterpret_cast<float*>(take(sizes[4]));
-        w_norm_ = reinterpret_cast<float*>(take(sizes[5]));
-        w_down_ = reinterpret_cast<std::uint16_t*>(take(sizes[6]));
-        w_up_ = reinterpret_cast<std::uint16_t*>(take(sizes[7]));
-        w_inject_ = reinterpret_cast<std::uint16_t*>(take(sizes[8]));
-        scratch_ = take(sizes[9]);
+        inject_prev_ties_ = reinterpret_cast<float*>(take(sizes[5]));
+        w_norm_ = reinterpret_cast<float*>(take(sizes[6]));
+        w_down_ = reinterpret_cast<std::uint16_t*>(take(sizes[7]));
+        w_up_ = reinterpret_cast<std::uint16_t*>(take(sizes[8]));
+        w_inject_ = reinterpret_cast<std::uint16_t*>(take(sizes[9]));
+        scratch_ = take(sizes[10]);
         outputs_ = scratch_ + scratch;  // the first gap stands between them
 
         if (!call(stream_create(&stream_), "creating the reference stream")) return false;
@@ -179,6 +181,7 @@ class Selftest {
                fill(SelftestInput::Residual, residual_bf16_, kMaxTokens * g.depth()) &&
                fill(SelftestInput::BlockOut, block_out_bf16_, kMaxTokens * g.width) &&
                fill(SelftestInput::InjectPrev, inject_prev_, kMaxTokens * g.streams) &&
+               fill(SelftestInput::InjectPrevTies, inject_prev_ties_, kMaxTokens * g.streams) &&
                fill(SelftestInput::WNorm, w_norm_, g.depth()) &&
                fill(SelftestInput::WDown, w_down_, g.rank * g.depth()) &&
                fill(SelftestInput::WUp, w_up_, g.rank * g.depth()) &&
@@ -229,7 +232,7 @@ class Selftest {
         args.w_up = w_up_;
         args.w_inject = c.inject ? w_inject_ : nullptr;
         args.block_out = !c.fold ? nullptr : bf16 ? static_cast<const void*>(block_out_bf16_) : block_out_;
-        args.inject_prev = c.fold ? inject_prev_ : nullptr;
+        args.inject_prev = !c.fold ? nullptr : bf16 ? inject_prev_ties_ : inject_prev_;
         args.mixed = output(0);
         args.inject = output(1);
         args.residual_out = output(2);
@@ -439,6 +442,7 @@ class Selftest {
     std::uint16_t* residual_bf16_ = nullptr;
     std::uint16_t* block_out_bf16_ = nullptr;
     float* inject_prev_ = nullptr;
+    float* inject_prev_ties_ = nullptr;
     float* w_norm_ = nullptr;
     std::uint16_t* w_down_ = nullptr;
     std::uint16_t* w_up_ = nullptr;

@@ -56,7 +56,7 @@ class SelftestCpu {
         args.block_out = !c.fold ? nullptr
                          : bf16  ? static_cast<const void*>(block_out_bf16_.data())
                                  : block_out_.data();
-        args.inject_prev = c.fold ? inject_prev_.data() : nullptr;
+        args.inject_prev = !c.fold ? nullptr : bf16 ? inject_prev_ties_.data() : inject_prev_.data();
         args.mixed = output(0);
         args.inject = output(1);
         args.residual_out = output(2);
@@ -96,6 +96,7 @@ class SelftestCpu {
     Buffer<std::uint16_t> residual_bf16_ = halves(SelftestInput::Residual, kMaxTokens* kG.depth());
     Buffer<std::uint16_t> block_out_bf16_ = halves(SelftestInput::BlockOut, kMaxTokens* kG.width);
     Buffer<float> inject_prev_ = floats(SelftestInput::InjectPrev, kMaxTokens* kG.streams);
+    Buffer<float> inject_prev_ties_ = floats(SelftestInput::InjectPrevTies, kMaxTokens* kG.streams);
     Buffer<float> w_norm_ = floats(SelftestInput::WNorm, kG.depth());
     Buffer<std::uint16_t> w_down_ = halves(SelftestInput::WDown, kG.rank* kG.depth());
     Buffer<std::uint16_t> w_up_ = halves(SelftestInput::WUp, kG.rank* kG.depth());
