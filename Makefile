@@ -1,7 +1,8 @@
 # make demo     a real read on this machine: sets up .venv, builds, runs
 # make test     C++ tests, Python tests, style: sets up .venv, builds, runs
 # make build    just the libraries, into strata_ops/ of this checkout
-# make style    just the style checks; make format rewrites what they would complain about
+# make style    just the style and type checks; make format rewrites what they would complain about
+# make docs     the documentation as pages, build/docs/index.html
 # make hip-report   registers, spills and schedule of the AMD kernels (build/hip_report.json)
 # make selftest-hashes   write the CPU's answers to the self-test anew, after a change of the arithmetic
 # make clean    forget the build (not .venv)
@@ -14,7 +15,7 @@
 # STRATA_REQUIRE_ALL=1 makes an error of everything that would be left out.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test selftest-hashes build style format clean
+.PHONY: help demo test selftest-hashes build style format docs clean
 
 TORCH := torch==2.13.0
 STRATA_CUDA ?= TRY
@@ -81,9 +82,15 @@ style: $(ready)
 	@$(call have,ruff); $(in_environment); ruff check . && ruff format --check .
 	@echo "style: clang-format"
 	@$(call have,clang-format); $(in_environment); clang-format --dry-run -Werror $(cpp_files)
+	@echo "style: mypy"
+	@$(call have,mypy); $(in_environment); mypy --no-error-summary --python-executable $(python)
 
 format: $(ready)
 	@$(in_environment); ruff check --fix . ; ruff format . ; clang-format -i $(cpp_files)
+
+docs: $(ready)
+	@echo "docs: mkdocs"
+	@$(call have,mkdocs); $(in_environment); mkdocs build
 
 clean:
 	rm -rf build strata_ops/lib strata_ops/_core*.so

@@ -7,7 +7,6 @@ initialises no GPU. Without a GPU library the CPU works all the same.
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -29,7 +28,7 @@ def _fail(reason: str) -> NoReturn:
 REBUILD = "build it for this Python and torch, with `make build` or `pip install --no-build-isolation .` in its source"
 
 try:
-    _core = import_module("strata_ops._core")
+    import strata_ops._core as _core  # the plain form of it would not tell the reason
 except ImportError as error:
     _fail(f"{error}; {REBUILD}")
 

@@ -19,8 +19,7 @@ def _front(tensor: Tensor | None, dimension: int | None, size: int) -> Tensor | 
     return tensor.expand(size, *tensor.shape) if dimension is None else tensor.movedim(dimension, 0)
 
 
-@torch.library.register_vmap("strata::fused_gr_read")
-def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor | None, **options: Any) -> tuple[Any, ...]:
+def _read(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor | None, **options: Any) -> tuple[Any, ...]:
     for position in _WEIGHTS:
         if position < len(in_dims) and in_dims[position] is not None:
             raise RuntimeError(
@@ -35,6 +34,9 @@ def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor | None, **opti
     return outputs, (0,) * len(outputs)
 
 
-@torch.library.register_vmap("strata::fused_gr_read_")
-def _(*_: Any, **__: Any) -> NoReturn:
+def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError("fused_gr_read: vmap does not take the in-place form; call fused_gr_read")
+
+
+torch.library.register_vmap("strata::fused_gr_read", _read)
+torch.library.register_vmap("strata::fused_gr_read_", _refuse)

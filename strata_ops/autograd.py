@@ -55,11 +55,10 @@ def gradients(
         return left.reshape(-1, left.shape[-1]).T @ right.reshape(-1, right.shape[-1])
 
     def by_stream(t: Tensor) -> Tensor:
-        return t.unflatten(-1, (streams, width))
+        return t.reshape(*t.shape[:-1], streams, width)
 
     x, gain, down, up = residual.to(wide), w_norm.to(wide), w_down.to(wide), w_up.to(wide)
-    folded = block_out is not None and inject_prev is not None
-    if folded:
+    if block_out is not None and inject_prev is not None:
         block = block_out.to(wide).unsqueeze(-2)
         write = 2 * torch.sigmoid(inject_prev.to(wide) / streams).unsqueeze(-1)
         x = (x + block * write).to(residual.dtype).to(wide)
@@ -91,7 +90,7 @@ def gradients(
     d_scaled = d_normed * gain
     d_r = (d_scaled * x).sum(-1, keepdim=True) + (0 if d_rs is None else d_rs.unsqueeze(-1))
     d_x = d_scaled * rs - d_r * rs.pow(3) * x / width
-    if folded:
+    if block_out is not None:
         d_x = d_x + (0 if d_residual_out is None else d_residual_out)
         if needed[5]:
             d_block_out = (write * d_x).sum(-2)
@@ -113,7 +112,8 @@ class GatedResidualRead(torch.autograd.Function):
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         *inputs, eps = arguments
-        return _read(*inputs, eps=eps)
+        outputs: tuple[Tensor, ...] = _read(*inputs, eps=eps)
+        return outputs
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -69,7 +69,8 @@ def _library(strict: bool) -> _Library:
 
 def names() -> list[str]:
     """The built-in profiles. RuntimeError where this build has no simulated cards."""
-    return _library(False).c.strata_sim_cards().decode().split(",")
+    text: bytes = _library(False).c.strata_sim_cards()
+    return text.decode().split(",")
 
 
 class Card:
@@ -82,7 +83,7 @@ class Card:
 
     def _open(self) -> int:
         report = _Report()
-        device = self._library.c.strata_sim_open(self.name.encode(), self.seed % 2**64, ctypes.byref(report))
+        device: int = self._library.c.strata_sim_open(self.name.encode(), self.seed % 2**64, ctypes.byref(report))
         if device < 0:
             raise RuntimeError(report.text.decode())
         return device

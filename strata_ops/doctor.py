@@ -29,6 +29,7 @@ VARIABLES = {
     "STRATA_REQUIRE_ALL": "testing: nothing may be left out",
     "STRATA_TRITON": "testing: Triton's unpacked wheel, for its HIP compiler",
     "STRATA_TINYGRAD": "testing: tinygrad's source tree, for its emulator",
+    "STRATA_FAULT_LIBRARY": "testing: a CUDA library that is built with a fault",
     "STRATA_ISA_BUILD": "testing: where objects for the emulator are built",
 }
 _PREFIX = "STRATA_"

@@ -19,7 +19,6 @@ from torch.distributed.tensor.experimental import register_sharding
 _OUTPUTS = 6
 
 
-@register_sharding(torch.ops.strata.fused_gr_read.default)
 def read_shardings(
     residual: Any,
     w_norm: Any,
@@ -38,3 +37,6 @@ def read_shardings(
         return [place] * _OUTPUTS, [place, *weights, *pending]
 
     return [with_tokens(place) for place in (Replicate(), *map(Shard, range(len(residual.shape) - 2)))]
+
+
+register_sharding(torch.ops.strata.fused_gr_read.default)(read_shardings)

@@ -100,7 +100,7 @@ def fused_gr_read(
     Gradients:
         Where gradients are recorded and an input requires grad, all float outputs have them, for all inputs; the bytes
         of the outputs are the same. Only the inputs are kept for the backward pass, so what a read adds until then is
-        its T*(HC*N + N + HC) floats of activations, where nobody else keeps them. The backward pass computes the read
+        its `T*(HC*N + N + HC)` values of activations, where nobody else keeps them. The backward pass computes the read
         again in fp32 by PyTorch's own operations (strata_ops.autograd has the formulae); at 2560/4/320 it takes up to
         26 MB for the weights in fp32, 40 MB for their gradients if wanted, and 0.41 MB a token. Its error is at most
         4 times that of PyTorch's own fp32 gradients of the same maths, and gradients of bf16 weights are then rounded
@@ -118,7 +118,7 @@ def fused_gr_read(
         elif q8_1:
             _refuse_gradients("q8_1 has no gradients; pass q8_1=False", inputs)
         else:
-            mixed, inject, residual_out, lo, rs, blocks = GatedResidualRead.apply(*inputs, eps)
+            mixed, inject, residual_out, lo, rs, blocks = GatedResidualRead.apply(*inputs, eps)  # type: ignore[no-untyped-call]
     except NotImplementedError as error:
         if _learn_shardings(residual):
             return fused_gr_read(*inputs, eps=eps, q8_1=q8_1)
@@ -348,20 +348,20 @@ def _empty_outputs(
 
 
 @torch.library.register_fake("strata::fused_gr_read")
-def _(residual, w_norm, w_down, w_up, w_inject=None, block_out=None, inject_prev=None, *, eps=1e-6, q8_1=False):
+def _(residual, w_norm, w_down, w_up, w_inject=None, block_out=None, inject_prev=None, *, eps=1e-6, q8_1=False):  # type: ignore[no-untyped-def]
     _check("functional", (residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev), eps, q8_1)
     return _empty_outputs(residual, w_down, w_inject, block_out, q8_1)
 
 
 @torch.library.register_fake("strata::fused_gr_read_")
-def _(residual, w_norm, w_down, w_up, w_inject=None, block_out=None, inject_prev=None, *, eps=1e-6, q8_1=False):
+def _(residual, w_norm, w_down, w_up, w_inject=None, block_out=None, inject_prev=None, *, eps=1e-6, q8_1=False):  # type: ignore[no-untyped-def]
     _check("in_place", (residual, w_norm, w_down, w_up, w_inject, block_out, inject_prev), eps, q8_1)
     mixed, inject, _, lo, rs, blocks = _empty_outputs(residual, w_down, w_inject, block_out, q8_1)
     return mixed, inject, lo, rs, blocks
 
 
 @torch.library.register_fake("strata::fused_gr_read.out")
-def _(
+def _(  # type: ignore[no-untyped-def]
     residual,
     w_norm,
     w_down,
@@ -384,7 +384,7 @@ def _(
 
 
 @torch.library.register_fake("strata::_fused_gr_read_variant")
-def _(
+def _(  # type: ignore[no-untyped-def]
     residual,
     w_norm,
     w_down,
