@@ -5,7 +5,8 @@ as the tokens do; no device talks to another. An argument that lies otherwise is
 Each token's bytes are those of a read on one device. Gradients of replicated weights come as partial sums.
 
 `strata_ops.fused_gr_read` imports this module when it meets its first DTensor. For `torch.ops.strata.fused_gr_read` and
-under torch.compile, import it before.
+under torch.compile, import it before. (A compiled backward pass wants every output of a read of DTensors used, or
+detached; torch says so.)
 """
 
 from __future__ import annotations

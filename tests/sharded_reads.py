@@ -16,7 +16,7 @@ ACTIVATIONS = ("residual", "block_out", "inject_prev")
 
 
 def check(rank):
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 
     assert "strata_ops.dtensor" not in sys.modules
     mesh = init_device_mesh("cpu", (RANKS,))
@@ -68,6 +68,14 @@ def check(rank):
         close = torch.allclose(ours.grad.full_tensor(), theirs.grad, rtol=relative, atol=relative)
         assert close, f"gradient of {name}"
     said.append("gradients")
+
+    given = distributed(inputs, Shard(0))
+    compiled = torch.compile(lambda *t: strata_ops.fused_gr_read(t[0] * 1, *t[1:]), fullgraph=True, backend="aot_eager")
+    assert_read(compiled(*given), Shard(0), inputs)
+    leaf = given.w_up.detach().requires_grad_()
+    sum(t.sum() for t in compiled(*given._replace(w_up=leaf)) if t is not None).backward()
+    assert leaf.grad.placements == (Partial(),)
+    said.append("compiled")
 
     out = strata_ops.fused_gr_read(*distributed(inputs, Shard(0)))
     for refused in (

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 def test_two_processes_share_the_tokens():
     done = python(str(HERE / "sharded_reads.py"), **QUIET)
     assert done.returncode == 0, done.stderr[-3000:]
-    expected = "bytes, replicated, second dimension, redistributed, gradients, refusals\n"
+    expected = "bytes, replicated, second dimension, redistributed, gradients, compiled, refusals\n"
     assert done.stdout == expected, done.stderr[-3000:]
 
 

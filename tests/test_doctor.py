@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from strata_ops import _core, _libraries, doctor, info
+from strata_ops.__main__ import main
+from strata_ops.info import render as render_info
 from test_layers import ROOT, project_files
 from test_process import command
 
@@ -25,33 +27,42 @@ def told(report, level):
     return [(finding["what"], finding["do"]) for finding in report["findings"] if finding["level"] == level]
 
 
-def test_json_and_status():
-    wrong = {"STRATA_HC_SPLIT": "", "STRATA_HC_SPLTI": ""}
-    done = command("doctor", "--json", STRATA_HC_SPLIT="2")
-    report = json.loads(done.stdout)
-    assert (done.returncode, report["ok"]) == (0, True), done.stdout
+def test_as_a_command():
+    done = command("doctor", STRATA_HC_SPLIT="2")
+    assert done.returncode == 0 and done.stdout.endswith("\nnothing is wrong\n"), done.stdout
+    assert "P4 on cpu: no, it is a GPU's kernel" in done.stdout and done.stderr == ""
+
+
+def test_json_and_status(unset, capsys):
+    unset.setenv("STRATA_HC_SPLIT", "2")
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is True
     assert set(report) == {"ok", "findings", "devices", "environment", "installed", "info"}
-    assert {"name": "STRATA_HC_SPLIT", "text": "2", "what": doctor.VARIABLES["STRATA_HC_SPLIT"]} in report[
-        "environment"
+    assert report["environment"] == [
+        {"name": "STRATA_HC_SPLIT", "text": "2", "what": doctor.VARIABLES["STRATA_HC_SPLIT"]}
     ]
     assert report["installed"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    assert report["info"]["torch"] == torch.__version__
+    assert report["info"] == json.loads(json.dumps(info()))
     cpu = report["devices"][0]
     assert cpu["device"] == "cpu" and cpu["runs"] == report["info"]["backends"][0]["devices"][0]["chosen"]
     assert cpu["p4"] == {"runs": False, "why_not": "it is a GPU's kernel", "do": None}
-    done = command("doctor", "--json", **wrong)
-    report = json.loads(done.stdout)
-    assert (done.returncode, report["ok"]) == (1, False) and len(told(report, "problem")) == 2
+    unset.setenv("STRATA_HC_SPLIT", "")
+    unset.setenv("STRATA_HC_SPLTI", "7")
+    assert main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False and len(told(report, "problem")) == 2
 
 
-def test_for_people():
-    done = command("doctor", STRATA_HC_SPLIT="2")
-    assert done.returncode == 0 and done.stdout.endswith("\nnothing is wrong\n"), done.stdout
-    assert command("info", STRATA_HC_SPLIT="2").stdout in done.stdout, "the facts are info's"
-    assert "P4 on cpu: no, it is a GPU's kernel" in done.stdout
-    done = command("doctor", STRATA_SELFTETS="0")
-    assert done.returncode == 1 and done.stdout.endswith("\n1 problem, see above\n")
-    assert "problem: STRATA_SELFTETS is set, but there is no such variable; set STRATA_SELFTEST if" in done.stdout
+def test_for_people(unset, capsys):
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert render_info(info()) in text, "the facts are info's"
+    unset.setenv("STRATA_SELFTETS", "0")
+    assert main(["doctor"]) == 1
+    text = capsys.readouterr().out
+    assert text.endswith("\n1 problem, see above\n")
+    assert "problem: STRATA_SELFTETS is set, but there is no such variable; set STRATA_SELFTEST if" in text
 
 
 @pytest.mark.parametrize(
