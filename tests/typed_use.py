@@ -8,7 +8,9 @@ import torch
 
 import strata_ops
 import strata_ops.dtensor
+import strata_ops.nn
 from strata_ops import FusedGrRead
+from strata_ops.integrations.transformers import patch, unpatch
 
 residual = torch.randn(2, 4, 2560)
 w_norm, w_down, w_up = torch.ones(4, 2560), torch.randn(320, 10240).bfloat16(), torch.randn(10240, 320).bfloat16()
@@ -23,6 +25,9 @@ facts: dict[str, Any] = strata_ops.info()
 tested: dict[str, Any] = strata_ops.check(torch.device("cuda", 0))
 version: str = strata_ops.__version__
 rules: Sequence[object] = strata_ops.dtensor.read_shardings(residual, w_norm, w_down, w_up)
+module: strata_ops.nn.GatedResidual = strata_ops.nn.GatedResidual(2560, prefill="library")
+also: strata_ops.nn.GatedRead = module.read(residual.flatten(-2), mixed, inject)
+model: torch.nn.Module = unpatch(patch(torch.nn.Sequential(module), prefill="exact", round_weights=True))
 
 read.inject + 1  # type: ignore[operator]  # None where it was not asked for
 print(read.outject)  # type: ignore[attr-defined]
@@ -31,3 +36,4 @@ strata_ops.fused_gr_read(residual, w_norm, w_down, w_up, eps="small")  # type: i
 strata_ops.fused_gr_read(residual, w_norm, w_down, w_up, None, None, None, 1e-6)  # type: ignore[call-arg]
 strata_ops.fused_gr_read_out(residual, w_norm, w_down, w_up, out=[mixed])  # type: ignore[arg-type]
 strata_ops.info(7)  # type: ignore[arg-type]
+strata_ops.nn.GatedResidual(2560, prefill="fast")  # type: ignore[arg-type]
