@@ -40,6 +40,7 @@ def test_reads_have_the_cpu_bytes(arch, compiler):
         ("staged", {"tokens": 2, "q8_columns": 32}),
         ("plain", {"tokens": 1, "fold": False}),
         ("split", {"tokens": 1, "inject": False, "q8_columns": 0}),
+        ("split", {"tokens": 1, "inject": False, "q8_columns": 0, "bf16": True}),
         ("runtime_geometry", {"tokens": 2, "geometry": (96, 3, 24)}),
     ]
     # In a process of its own: tinygrad's tests are a package called `test`.
