@@ -97,9 +97,12 @@ if(STRATA_TESTS)
     target_sources(${name} PRIVATE $<TARGET_OBJECTS:strata_sim_faults> $<TARGET_OBJECTS:strata_cpu_core>)
     target_compile_definitions(${name} PRIVATE STRATA_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   endforeach()
-  foreach(part choices full faults once)
+  foreach(part choices faults once)
     add_test(NAME gate_${part} COMMAND sim_gate ${part})
   endforeach()
+  # A case takes seconds: all of them once, where all variants run, and every seventh where waves are wider.
+  add_test(NAME gate_full_32 COMMAND sim_gate full gfx1201 1)
+  add_test(NAME gate_full_64 COMMAND sim_gate full gfx942 7)
   add_test(NAME gate_errors COMMAND sim_errors)
   # The gate's latch under ThreadSanitizer, where its programs run (some kernels place memory where it wants its own).
   include(CheckCXXSourceRuns)

@@ -204,17 +204,18 @@ def test_tuned_variants_are_for_the_models_geometry():
 
 def build_fault_library(folder):
     """libstrata_cuda.so for the card at hand with the fault; cmake/cuda.cmake has the command."""
-    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-    if not nvcc or not shutil.which("cmake"):
-        missing("STRATA_FAULT_LIBRARY is not set, and there is no nvcc or no cmake to build it with")
+    places = os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent), "/usr/local/cuda/bin"])
+    absent = [tool for tool in ("nvcc", "cmake", "ninja") if not shutil.which(tool, path=places)]
+    if absent:
+        missing(f"STRATA_FAULT_LIBRARY is not set, and it cannot be built without {', '.join(absent)}")
     major, minor = torch.cuda.get_device_capability()
+    environment = {**os.environ, "PATH": places, "TORCH_CUDA_ARCH_LIST": f"{major}.{minor}"}
     options = ["STRATA_CUDA=ON", "STRATA_HIP=OFF", "STRATA_SIM=OFF", "STRATA_FAULT=kOutOfBounds"]
     options += ["STRATA_FAULT_ARCHITECTURE=gfx1201", f"Python_EXECUTABLE={sys.executable}"]
     for command in (
-        ["cmake", "-S", ROOT, "-B", folder, *(f"-D{option}" for option in options)],
-        ["cmake", "--build", folder, "--parallel", "4", "--target", "strata_cuda"],
+        ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", *(f"-D{option}" for option in options)],
+        ["cmake", "--build", folder, "--target", "strata_cuda"],
     ):
-        environment = {**os.environ, "TORCH_CUDA_ARCH_LIST": f"{major}.{minor}"}
         done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     return folder / "libstrata_cuda.so"

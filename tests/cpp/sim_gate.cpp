@@ -1,7 +1,7 @@
 // The promotion gate, end to end on simulated cards: what is chosen and said, and which planted faults are caught. (How
 // each runtime error ends: sim_errors.cpp.)
 //
-//   sim_gate choices | full [stride] | faults | once      one part, for CTest to run them side by side
+//   sim_gate choices | full CARD STRIDE | faults | once      one part, for CTest to run them side by side
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -188,31 +188,28 @@ void test_marker() {
     }
 }
 
-// The self-test at work, where both gates and both wave widths are: every `stride`-th case, since a simulated card
-// needs seconds for each (`sim_gate full 1` runs all of them, some minutes).
-void test_full(int stride) {
-    for (const char* card : {"gfx1201", "gfx942"}) {
-        const Outcome o = run({{"STRATA_HC_SPLIT", "7"}, {"STRATA_QFUSE_HC", "1"}}, [&] {
-            gpu::planted_fault().case_stride = stride;
-            const int device = open_card(card, 7);
-            check_and_tell(device);
-            tell_state(device);
-        });
-        const bool gfx12 = std::strcmp(card, "gfx1201") == 0;
-        expect(o.at("completed") == "1" && o.at("unequal") == "0", card,
-               "all equal; " + o.at("first") + o.at("report"));
-        expect(o.at("chosen") == (gfx12 ? "p4" : "staged"), card, "chose " + o.at("chosen"));
-        // plain, split, staged and the run-time geometry in every case; the wide up kernel twice where q8_1 is on.
-        int lines = 0;
-        for (int i = 0; i < kSelftestCases; i += stride) {
-            const bool q8_1 = selftest_case(i).q8_1;
-            lines += 4 + (q8_1 ? 2 : 0) + (gfx12 ? 1 : 0) + (gfx12 && q8_1 ? 1 : 0);
-        }
-        expect(o.at("lines") == std::to_string(lines), card, "comparisons: " + o.at("lines"));
-        expect(o.at("allocations") == "0" && o.at("streams") == "0", card, "something was left behind");
-        std::printf("full self-test on %s: %s comparisons, %s runs\n", card, o.at("lines").c_str(),
-                    o.at("chosen").c_str());
+// The self-test at work: every `stride`-th case on a card, each with its kernels.
+void test_full(const char* card, int stride) {
+    const Outcome o = run({{"STRATA_HC_SPLIT", "7"}, {"STRATA_QFUSE_HC", "1"}}, [&] {
+        gpu::planted_fault().case_stride = stride;
+        const int device = open_card(card, 7);
+        check_and_tell(device);
+        tell_state(device);
+    });
+    const bool gfx12 = std::strncmp(card, "gfx12", 5) == 0;
+    expect(o.at("completed") == "1" && o.at("unequal") == "0", card, "all equal; " + o.at("first") + o.at("report"));
+    expect(o.at("chosen") == (gfx12 ? "p4" : "staged"), card, "chose " + o.at("chosen"));
+    // plain, split, staged and the run-time geometry in every case; the wide up kernel twice where q8_1 is on.
+    int cases = 0, lines = 0;
+    for (int i = 0; i < kSelftestCases; i += stride) {
+        const bool q8_1 = selftest_case(i).q8_1;
+        ++cases;
+        lines += 4 + (q8_1 ? 2 : 0) + (gfx12 ? 1 : 0) + (gfx12 && q8_1 ? 1 : 0);
     }
+    expect(o.at("lines") == std::to_string(lines), card, "comparisons: " + o.at("lines"));
+    expect(o.at("allocations") == "0" && o.at("streams") == "0", card, "something was left behind");
+    std::printf("self-test on %s: %d cases, %s comparisons, %s runs\n", card, cases, o.at("lines").c_str(),
+                o.at("chosen").c_str());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -425,14 +422,14 @@ int main(int argc, char** argv) {
     if (part == "choices") {
         test_choices();
         test_marker();
-    } else if (part == "full") {
-        test_full(argc == 3 ? std::atoi(argv[2]) : 7);
+    } else if (part == "full" && argc == 4 && std::atoi(argv[3]) > 0) {
+        test_full(argv[2], std::atoi(argv[3]));
     } else if (part == "faults") {
         test_faults();
     } else if (part == "once") {
         test_once();
     } else {
-        std::fprintf(stderr, "usage: sim_gate choices|full [stride]|faults|once\n");
+        std::fprintf(stderr, "usage: sim_gate choices|full CARD STRIDE|faults|once\n");
         return 2;
     }
     std::printf("%s: %d failed\n", part.c_str(), failures);
