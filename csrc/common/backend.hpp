@@ -10,7 +10,7 @@
 namespace strata {
 
 // Counted up when a struct below changes: libraries and the Python module must agree.
-inline constexpr std::uint32_t kBackendAbi = 4;
+inline constexpr std::uint32_t kBackendAbi = 5;
 
 // Where a call says what went wrong. `code` is the vendor runtime's, 0 where there is none.
 struct Report {
@@ -83,6 +83,7 @@ struct Gates {
     bool wide_up = false;           // the 32-column up kernel equals the 16-column one
     bool runtime_geometry = false;  // equals plain
     bool p4 = false;                // equals staged, and was asked for
+    bool stream = false;            // equals plain, and was asked for
 };
 
 // One comparison of the self-test.

@@ -15,6 +15,7 @@ inline constexpr int kHcPlain = 0;
 inline constexpr int kHcSplit = 1;
 inline constexpr int kHcStaged = 2;
 inline constexpr int kHcRegisterHalf = 7;       // P4
+inline constexpr int kHcStream = 8;             // asked for by name: the character '8' names nothing
 inline constexpr int kHcRuntimeGeometry = 100;  // not selectable: runs where the geometry is not the model's
 
 struct GrVariant {
@@ -29,6 +30,8 @@ inline constexpr GrVariant kGrVariants[] = {
     {kHcSplit, "split", true, "norm one block a token and stream; down projection as plain"},
     {kHcStaged, "staged", true, "split's norm; two half-stream tiles in flight, next weights prefetched"},
     {kHcRegisterHalf, "p4", true, "staged's schedule, tile h+2 carried in registers in two halves"},
+    {kHcStream, "stream", true,
+     "each row shared by four blocks; weights on their way before the launch ahead has ended"},
     {kHcRuntimeGeometry, "runtime_geometry", false, "any supported geometry, taken at run time"},
 };
 
@@ -53,7 +56,8 @@ inline constexpr const char* kSelectorVariable = "STRATA_HC_SPLIT";
 inline constexpr const char* kQ8FuseVariable = "STRATA_QFUSE_HC";                 // 1: q8_1 by the 32-column up kernel
 inline constexpr const char* kSelftestVariable = "STRATA_SELFTEST";               // 0: no self-test, and at most staged
 inline constexpr const char* kArchOverrideVariable = "HSA_OVERRIDE_GFX_VERSION";  // ROCm's: the name may not be true
-inline constexpr const char* kSelectorValues = "0 (plain), 1 (split), 2 (staged, also when unset) or 7 (P4)";
+inline constexpr const char* kSelectorValues =
+    "0 (plain), 1 (split), 2 (staged, also when unset), 7 (P4), stream or auto";
 
 // Unset gives staged, and so does any character that names nothing. The caller passes a character only where the
 // variable's text is exactly one long, else '\0': by first letter, "70" would ask for P4.
@@ -76,18 +80,45 @@ constexpr int fused_gr_env_variant(bool env_present, char first) noexcept {
 // The character that fused_gr_env_variant is given for the variable's text.
 constexpr char fused_gr_env_character(std::string_view text) noexcept { return text.size() == 1 ? text[0] : '\0'; }
 
+// The variants of our own, which are asked for by name; kHcAuto is the wish for the fastest of them and staged.
+inline constexpr int kHcAuto = 9;
+inline constexpr int kNoVariant = -1;
+
+constexpr int fused_gr_env_named(std::string_view text) noexcept {
+    if (text == "stream") return kHcStream;
+    if (text == "auto") return kHcAuto;
+    return kNoVariant;
+}
+
+// What the variable asks for: names first, then the pull request's rule.
+constexpr int fused_gr_env_want(bool env_present, std::string_view text) noexcept {
+    const int named = env_present ? fused_gr_env_named(text) : kNoVariant;
+    return named != kNoVariant ? named : fused_gr_env_variant(env_present, fused_gr_env_character(text));
+}
+
+constexpr const char* fused_gr_want_name(int want) noexcept {
+    return want == kHcAuto ? "auto" : fused_gr_find(want)->name;
+}
+
 // Whether the text is one of kSelectorValues. Anything else, the empty text too, means staged and a warning.
 constexpr bool fused_gr_env_known(std::string_view text) noexcept {
     const char c = fused_gr_env_character(text);
-    return c == '0' || c == '1' || c == '2' || c == '7';
+    return c == '0' || c == '1' || c == '2' || c == '7' || fused_gr_env_named(text) != kNoVariant;
 }
 
-// Until the self-test has run, a request for P4 is capped at staged.
-constexpr int fused_gr_capped_at_staged(int want) noexcept { return want == kHcRegisterHalf ? kHcStaged : want; }
+// Until the self-test has run, a request for what has a gate of its own is capped at staged.
+constexpr int fused_gr_capped_at_staged(int want) noexcept { return want > kHcStaged ? kHcStaged : want; }
 
 // Only an explicit request on gfx1200 or gfx1201 ever launches the candidate.
 constexpr bool fused_gr_p4_selftest_requested(int want, bool gfx12) noexcept {
     return want == kHcRegisterHalf && gfx12;
+}
+
+// The variant that the self-test compares beside the established ones: P4 as above, stream where it was asked for, or
+// where the fastest was and launches overlap, which is what makes it fast (bench/NOTES.md). Never both.
+constexpr int fused_gr_candidate(int want, bool gfx12, bool launches_overlap) noexcept {
+    if (fused_gr_p4_selftest_requested(want, gfx12)) return kHcRegisterHalf;
+    return want == kHcStream || (want == kHcAuto && launches_overlap) ? kHcStream : kNoVariant;
 }
 
 // P4 where it was asked for and its gate holds; else staged, split, plain, the first that agrees with plain.
@@ -97,6 +128,12 @@ constexpr int fused_gr_select(int want, bool split_ok, bool staged_ok, bool p4_g
     if (want == kHcRegisterHalf && p4_gate_ok) return kHcRegisterHalf;
     if (staged_ok) return kHcStaged;
     return split_ok ? kHcSplit : kHcPlain;
+}
+
+// The same with the variants that are asked for by name.
+constexpr int fused_gr_choose(int want, bool split_ok, bool staged_ok, bool p4_gate_ok, bool stream_ok) noexcept {
+    if ((want == kHcStream || want == kHcAuto) && stream_ok) return kHcStream;
+    return fused_gr_select(want, split_ok, staged_ok, p4_gate_ok);
 }
 
 // P4 equals staged, and staged equals plain: a candidate that agrees with a wrong reference is not promoted.
@@ -222,6 +259,14 @@ static_assert(fused_gr_p4_selftest_requested(7, true) && !fused_gr_p4_selftest_r
               !fused_gr_p4_selftest_requested(2, true));
 static_assert(fused_gr_select(7, true, true, true) == 7 && fused_gr_select(7, true, true, false) == 2 &&
               fused_gr_select(7, true, false, false) == 1 && fused_gr_select(7, false, false, false) == 0);
+static_assert(fused_gr_env_want(true, "stream") == kHcStream && fused_gr_env_want(true, "auto") == kHcAuto &&
+              fused_gr_env_want(true, "8") == kHcStaged && fused_gr_env_want(true, "streams") == kHcStaged &&
+              fused_gr_env_want(true, "7") == kHcRegisterHalf && fused_gr_env_want(false, "stream") == kHcStaged);
+static_assert(fused_gr_candidate(kHcAuto, true, false) == kNoVariant &&
+                  fused_gr_candidate(7, false, true) == kNoVariant,
+              "auto never asks for P4, nor 7 for stream");
+static_assert(fused_gr_choose(kHcAuto, true, true, true, false) == 2 &&
+              fused_gr_choose(7, true, true, false, true) == 2 && fused_gr_choose(2, true, true, true, true) == 2);
 static_assert(fused_gr_select(2, true, true, true) == 2, "nothing but 7 ever selects P4");
 static_assert(fused_gr_context_fatal(911, GrBackend::Cuda) && !fused_gr_context_fatal(911, GrBackend::Hip));
 static_assert(fused_gr_context_fatal(12345, GrBackend::Cuda) && fused_gr_context_fatal(-1, GrBackend::Hip));

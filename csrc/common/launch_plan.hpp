@@ -45,13 +45,68 @@ struct DownPlan {
     bool large_shared;  // maximum dynamic size and 100 % carve-out are asked for
 };
 
+// What a card allows a launch.
+struct LaunchLimits {
+    std::size_t shared_bytes;  // most that a block may ask for
+    bool overlaps = false;     // a launch may begin before the one ahead of it has ended
+};
+
 constexpr std::size_t down_shared_bytes(int variant, int tokens) {
     const int tiles = (variant == kHcStaged || variant == kHcRegisterHalf) ? 2 : 1;
     return static_cast<std::size_t>(tiles) * static_cast<std::size_t>(tokens) * kTile * sizeof(float);
 }
 
+// ---------------------------------------------------------------------------------------------------------------
+// The stream variant: four blocks share ten rows of w_down, a quarter of the lanes each, and a block of the up kernel
+// has twenty columns in all streams. On 132 multiprocessors, 128 blocks and four for the inject rows are one each.
+
+inline constexpr int kQuarters = 4;
+inline constexpr int kQuarterLanes = kLanes / kQuarters;
+inline constexpr int kQuarterChunks = static_cast<int>(kModelGeometry.depth()) / kChunk / kQuarters;
+inline constexpr int kStreamRows = 10;
+inline constexpr int kStreamRowGroups = static_cast<int>(kModelGeometry.rank) / kStreamRows;
+inline constexpr int kStreamColumns = 20;
+inline constexpr int kStreamUpBlocks = static_cast<int>(kModelGeometry.width) / kStreamColumns;
+inline constexpr int kStreamUpRows = kStreamColumns * static_cast<int>(kModelGeometry.streams);
+inline constexpr int kStreamUpRowChunks = static_cast<int>(kModelGeometry.rank) / kChunk;
+inline constexpr int kStreamThreads = kQuarterChunks;  // a thread has one chunk of each row
+
+static_assert(kStreamThreads % 64 == 0 && kStreamThreads == kStreamUpRows * 4,
+              "a thread for each quarter of an up row");
+static_assert(kStreamUpRows * kStreamUpRowChunks == kStreamRows * kStreamThreads, "as many weights of either matrix");
+
+// Instances take 1, 2, up to 4 and up to 8 tokens, four at a time.
+constexpr int stream_instance(int tokens) { return tokens <= 2 ? tokens : tokens <= 4 ? 4 : kMaxTokens; }
+constexpr int stream_pass(int instance) { return instance < 4 ? instance : 4; }
+
+// The dots of a row's chunks wait in shared memory to be added in order; rows of fewer than four tokens are padded so
+// that those who add do not meet in a bank.
+constexpr int stream_down_stride(int instance) { return instance < 4 ? kQuarterChunks + 8 : kQuarterChunks; }
+constexpr int stream_up_stride(int instance) { return instance < 4 ? kStreamUpRowChunks + 4 : kStreamUpRowChunks; }
+
+constexpr std::size_t stream_down_bytes(int instance) {
+    return static_cast<std::size_t>(instance) * kStreamRows * static_cast<std::size_t>(stream_down_stride(instance)) *
+           sizeof(float);
+}
+constexpr std::size_t stream_up_bytes(int instance) {
+    const int dots = kStreamUpRows * stream_up_stride(instance);
+    const int lo = static_cast<int>(kModelGeometry.rank);
+    const int gates_and_values = 2 * kStreamUpRows;
+    return static_cast<std::size_t>(instance) * static_cast<std::size_t>(dots + lo + gates_and_values) * sizeof(float);
+}
+
+constexpr int stream_token_limit(std::size_t shared_limit) {
+    for (const int instance : {kMaxTokens, 4, 2}) {
+        if (stream_up_bytes(instance) <= shared_limit && stream_down_bytes(instance) <= shared_limit) return instance;
+    }
+    return 1;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+
 // Tokens that one launch of the down projection takes on a card whose blocks may have `shared_limit` bytes.
 constexpr int down_token_limit(int variant, std::size_t shared_limit) {
+    if (variant == kHcStream) return stream_token_limit(shared_limit);
     const std::size_t fit = shared_limit / down_shared_bytes(variant, 1);
     return fit < static_cast<std::size_t>(kMaxTokens) ? static_cast<int>(fit) : kMaxTokens;
 }
@@ -80,12 +135,20 @@ constexpr TokenPart token_part(std::int64_t total, std::int64_t limit, std::int6
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Scratch of one call: the normalised activations of one group of tokens, then a counter for each q8_1 block column.
+// Scratch of one call: the normalised activations of one group of tokens, the stream variant's sums of its rows' lanes,
+// then a counter for each q8_1 block column.
 
 constexpr std::int64_t group_tokens(std::int64_t tokens) { return tokens < kMaxTokens ? tokens : kMaxTokens; }
 
-constexpr std::int64_t scratch_counter_offset(const Geometry& g, std::int64_t tokens) {
+constexpr std::int64_t scratch_sums_offset(const Geometry& g, std::int64_t tokens) {
     return group_tokens(tokens) * g.depth() * static_cast<std::int64_t>(sizeof(float));
+}
+
+inline constexpr int kRowSums = 8;  // of a row and token: one for each lane number modulo eight
+
+constexpr std::int64_t scratch_counter_offset(const Geometry& g, std::int64_t tokens) {
+    const std::int64_t sums = g == kModelGeometry ? group_tokens(tokens) * (g.rank + g.streams) * kRowSums : 0;
+    return scratch_sums_offset(g, tokens) + sums * static_cast<std::int64_t>(sizeof(float));
 }
 
 constexpr std::int64_t scratch_bytes(const Geometry& g, std::int64_t tokens) {
@@ -97,6 +160,8 @@ static_assert(down_token_limit(kHcStaged, 99 * 1024) == 8 && down_token_limit(kH
 static_assert(down_shared_bytes(kHcPlain, kMaxTokens) <= kPlainSharedLimit, "plain and split run on every card");
 static_assert(down_shared_bytes(kHcStaged, kExactTokens) <= kPlainSharedLimit);
 static_assert(down_shared_bytes(kHcStaged, 3) == down_shared_bytes(kHcRegisterHalf, 3));
+static_assert(stream_token_limit(48 * 1024) == 2 && stream_token_limit(64 * 1024) == 4);
+static_assert(stream_token_limit(99 * 1024) == 4 && stream_token_limit(227 * 1024) == 8);
 static_assert(part_count(0, 8) == 0 && token_part(8, 6, 0).count == 4 && token_part(8, 6, 1).first == 4);
 
 }  // namespace strata

@@ -49,7 +49,7 @@ struct Environment {
             present = true;
             text = value;
         }
-        want = fused_gr_env_variant(present, fused_gr_env_character(text));
+        want = fused_gr_env_want(present, text);
         q8_wide = variable_is(kQ8FuseVariable, "1");
         selftest = !variable_is(kSelftestVariable, "0");
         arch_override = std::getenv(kArchOverrideVariable) != nullptr;
@@ -72,7 +72,7 @@ struct Device {
     bool gfx12 = false;
 
     std::mutex check_mutex;           // held while kernels are loaded and while the self-test runs
-    std::atomic<bool> loaded{false};  // every kernel but P4's
+    std::atomic<bool> loaded{false};  // every kernel but those of variants that have a gate of their own
     std::atomic<CheckState> state{CheckState::NotRun};
 
     // What reads ask for; written under check_mutex, before `state`.
@@ -81,14 +81,19 @@ struct Device {
     std::atomic<bool> plain_wrong{false};
     std::atomic<bool> runtime_geometry_wrong{false};
 
-    // Under check_mutex: why kernels could not be loaded, where they could not, all but P4's and P4's; and what
-    // `describe` tells.
+    // Under check_mutex: why kernels could not be loaded, where they could not, of the established variants and of
+    // others by their value; and what `describe` tells.
     std::string load_error;
-    std::string candidate_load_error;
+    std::map<int, std::string> candidate_load_errors;
     Gates gates;
     std::string why;
     std::string first_difference;
 };
+
+// A variant that is not established: its kernels are its own matter, and so is an error of theirs.
+bool has_own_gate(int variant) { return variant == kHcRegisterHalf || variant == kHcStream; }
+
+LaunchLimits limits_of(const Device& device) { return {device.facts.shared_bytes, device.facts.overlaps}; }
 
 std::string selector_phrase(const Environment& env) {
     if (!env.present) return std::string(kSelectorVariable) + " is unset";
@@ -107,7 +112,7 @@ void say_choice(const Device& device, const SelftestResult& result, LogLines& li
                   selector_phrase(env).c_str(), kBackendName, device.index, kSelectorValues);
     }
     if (!env.selftest) {
-        lines.add(asked ? LogLevel::Warning : LogLevel::Info,
+        lines.add(env.want > kHcStaged ? LogLevel::Warning : LogLevel::Info,
                   "%s=0: no self-test on %s:%d (%s); no variant above staged will run", kSelftestVariable, kBackendName,
                   device.index, arch);
         return;
@@ -135,6 +140,20 @@ void say_choice(const Device& device, const SelftestResult& result, LogLines& li
                                                                    : "its bits differ from staged's";
             lines.add(LogLevel::Warning, "%s:%d (%s): P4 was asked for and is refused: %s; %s runs", kBackendName,
                       device.index, arch, reason, variant_name(device.variant));
+        }
+    }
+    if (env.want == kHcStream || env.want == kHcAuto) {
+        if (device.variant == kHcStream) {
+            lines.add(LogLevel::Info, "%s:%d (%s): stream passed bitwise parity with plain and is selected",
+                      kBackendName, device.index, arch);
+        } else if (fused_gr_candidate(env.want, device.gfx12, device.facts.overlaps) == kNoVariant) {
+            lines.add(LogLevel::Info, "%s:%d (%s): launches do not overlap here, so %s=auto is %s", kBackendName,
+                      device.index, arch, kSelectorVariable, variant_name(device.variant));
+        } else {
+            lines.add(LogLevel::Warning, "%s:%d (%s): stream was asked for and is refused: %s; %s runs", kBackendName,
+                      device.index, arch,
+                      result.candidate_error[0] != '\0' ? result.candidate_error : "its bits differ from plain's",
+                      variant_name(device.variant));
         }
     }
     const bool selftest_ok = result.gates.state == CheckState::Completed && result.gates.plain && result.gates.split &&
@@ -240,23 +259,23 @@ void not_completed(Device& device, LogLines& lines, const Report& report) {
     device.variant = fused_gr_capped_at_staged(env.want);
     device.why = selector_phrase(env) + "; the self-test did not complete: " + report.text;
     device.state = CheckState::NotCompleted;
-    lines.add(LogLevel::Warning, "%s; %s runs, and P4 cannot until strata_ops.check(%d) completes", report.text,
-              variant_name(device.variant), device.index);
+    lines.add(LogLevel::Warning, "%s; %s runs, and nothing above staged can until strata_ops.check(%d) completes",
+              report.text, variant_name(device.variant), device.index);
 }
 
-// Loads the kernels. check_mutex is held. P4's are its own matter: without them it is out of reach, and nothing else.
-// False, with a report, where others could not be loaded.
+// Loads the kernels. check_mutex is held. Without those of a variant with a gate of its own it is out of reach, and
+// nothing else. False, with a report, where others could not be loaded.
 bool load_kernels(Device& device, Report* report) {
     device.load_error.clear();
-    device.candidate_load_error.clear();
+    device.candidate_load_errors.clear();
     const bool loaded = on_device(device.index, report, [&] {
         for (const GrVariant& row : kGrVariants) {
             const std::string call = std::string("loading the kernels of ") + row.name;
             const int code = fused_gr_prepare(row.value, device.facts.shared_bytes);
             Report said;
             if (gate_call(code, call.c_str(), device.index, &said)) continue;
-            if (row.value == kHcRegisterHalf) {
-                device.candidate_load_error = said.text;
+            if (has_own_gate(row.value)) {
+                device.candidate_load_errors[row.value] = said.text;
                 continue;
             }
             report->code = said.code;
@@ -289,16 +308,18 @@ void load_once(Device& device) {
 // complete.
 bool run_check(Device& device, CheckVisitor visit, void* context, LogLines& lines, Report* report) {
     const Environment& env = environment();
-    const bool all_loaded = device.loaded && device.candidate_load_error.empty();
+    const bool all_loaded = device.loaded && device.candidate_load_errors.empty();
     if (!all_loaded && !load_kernels(device, report)) {
         not_completed(device, lines, *report);
         return false;
     }
-    const bool candidate = fused_gr_p4_selftest_requested(env.want, device.gfx12);
+    const int candidate = fused_gr_candidate(env.want, device.gfx12, device.facts.overlaps);
+    const auto unloaded = device.candidate_load_errors.find(candidate);
+    const bool candidate_loaded = unloaded == device.candidate_load_errors.end();
     SelftestRequest request{};
     request.device = device.index;
-    request.shared_limit = device.facts.shared_bytes;
-    request.candidate = candidate && device.candidate_load_error.empty();
+    request.limits = limits_of(device);
+    request.candidate = candidate_loaded ? candidate : kNoVariant;
     request.case_stride = fault_case_stride();
     request.visit = visit;
     request.context = context;
@@ -312,13 +333,13 @@ bool run_check(Device& device, CheckVisitor visit, void* context, LogLines& line
         not_completed(device, lines, *report);
         return false;
     }
-    if (candidate && !request.candidate) {
-        std::snprintf(result.candidate_error, sizeof result.candidate_error, "%s", device.candidate_load_error.c_str());
+    if (!candidate_loaded) {
+        std::snprintf(result.candidate_error, sizeof result.candidate_error, "%s", unloaded->second.c_str());
     }
     device.gates = result.gates;
     const Gates& gates = result.gates;
     const bool p4_gate = fused_gr_p4_parity_gate(device.gfx12, gates.staged, gates.p4);
-    device.variant = fused_gr_select(env.want, gates.split, gates.staged, p4_gate);
+    device.variant = fused_gr_choose(env.want, gates.split, gates.staged, p4_gate, gates.stream);
     device.q8_columns = env.q8_wide && gates.wide_up ? kUpWide : kUpNarrow;
     device.first_difference = result.first_difference;
     device.plain_wrong = !gates.plain;
@@ -327,14 +348,18 @@ bool run_check(Device& device, CheckVisitor visit, void* context, LogLines& line
     if (!gates.plain) {
         device.why += "; plain differs from the CPU in " + device.first_difference + ", so reads are refused";
         device.gates.split = device.gates.staged = device.gates.wide_up = device.gates.runtime_geometry = false;
-        device.gates.p4 = false;
+        device.gates.p4 = device.gates.stream = false;
         device.variant = kHcPlain;
-    } else if (env.want == device.variant) {
+    } else if (env.want == device.variant || (env.want == kHcAuto && device.variant == kHcStream)) {
         device.why += "; it passed the self-test";
     } else if (env.want == kHcRegisterHalf && !device.gfx12) {
         device.why += "; P4 is for gfx1200 and gfx1201 only";
     } else if (env.want == kHcRegisterHalf) {
         device.why += std::string("; P4 did not pass the self-test ") + result.candidate_error;
+    } else if (env.want == kHcAuto && candidate == kNoVariant) {
+        device.why += "; launches do not overlap here, which stream gains by";
+    } else if (env.want == kHcAuto || env.want == kHcStream) {
+        device.why += std::string("; stream did not pass the self-test ") + result.candidate_error;
     } else {
         device.why += std::string("; ") + variant_name(env.want) + " did not pass the self-test";
     }
@@ -388,7 +413,7 @@ bool describe(int index, DeviceFacts* out, Report* report) {
     out->wave_width = device->facts.wave_width;
     out->compute_units = device->facts.compute_units;
     out->shared_bytes = static_cast<std::int64_t>(device->facts.shared_bytes);
-    std::snprintf(out->want, sizeof out->want, "%s", variant_name(environment().want));
+    std::snprintf(out->want, sizeof out->want, "%s", fused_gr_want_name(environment().want));
     std::snprintf(out->chosen, sizeof out->chosen, "%s", variant_name(device->variant));
     const std::lock_guard<std::mutex> lock(device->check_mutex);
     std::snprintf(out->why, sizeof out->why, "%s", device->why.c_str());
@@ -418,9 +443,10 @@ bool read(const ReadArgs* args, const ReadChoice* choice, int index, void* raw_s
     if (device == nullptr) return false;
     load_once(*device);
     const auto queue = [&](int variant, int q8_columns) {
-        if (fused_gr_read_multi(*args, variant, q8_columns, device->facts.shared_bytes, stream, report)) return true;
+        if (fused_gr_read_multi(*args, variant, q8_columns, limits_of(*device), stream, report)) return true;
         const std::lock_guard<std::mutex> lock(device->check_mutex);
-        const std::string& load_error = variant == kHcRegisterHalf ? device->candidate_load_error : device->load_error;
+        const auto own = device->candidate_load_errors.find(variant);
+        const std::string& load_error = own != device->candidate_load_errors.end() ? own->second : device->load_error;
         if (!load_error.empty())
             report->say("%s; before that, %s", std::string(report->text).c_str(), load_error.c_str());
         return false;

@@ -4,14 +4,15 @@
 #include <cstddef>
 
 #include "common/backend.hpp"
+#include "common/launch_plan.hpp"
 #include "gpu/vendor.hpp"
 
 namespace strata::gpu {
 
-// Queues a read of args.tokens tokens, any number, on `stream` of the current device, whose blocks may have
-// `shared_limit` bytes of shared memory. `variant` is a value of kGrVariants; kHcRuntimeGeometry is taken in its place
-// where the geometry is not the model's. `q8_columns` is 16 or 32. False, with a report, where a launch failed.
-bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, std::size_t shared_limit, Stream stream,
+// Queues a read of args.tokens tokens, any number, on `stream` of the current device, which has `limits`. `variant` is
+// a value of kGrVariants; kHcRuntimeGeometry is taken in its place where the geometry is not the model's. `q8_columns`
+// is 16 or 32. False, with a report, where a launch failed.
+bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, const LaunchLimits& limits, Stream stream,
                          Report* report);
 
 // Loads the kernels of `variant`, a value of kGrVariants, onto the current device and sets their attributes there: once

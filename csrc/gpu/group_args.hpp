@@ -21,7 +21,8 @@ struct GroupArgs {
     const Chunk* w_inject;     // (HC, D / 8), null: no inject rows
 
     void* residual_out;  // (T, HC, N), null exactly where block_out is
-    float* normalised;   // (T, HC, N), scratch: norm writes, down and up read
+    float* normalised;   // (T, HC, N), scratch: norm writes, down and up read in the same order
+    float* row_sums;     // (T, 2, LR + HC, 4), scratch of the stream variant: lanes 0 to 3 modulo 8, then 4 to 7
     float* rs;           // (T, HC)
     float* lo;           // (T, LR)
     float* inject;       // (T, HC)

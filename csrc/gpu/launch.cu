@@ -9,6 +9,8 @@
 #include "gpu/fused_gr.hpp"
 #include "gpu/norm.cuh"
 #include "gpu/runtime_geometry.cuh"
+#include "gpu/stream_down.cuh"
+#include "gpu/stream_up.cuh"
 #include "gpu/up.cuh"
 
 namespace strata::gpu {
@@ -22,13 +24,15 @@ struct Named {
 
 // The kernels that touch the streams, by what these are made of.
 struct NormKernels {
-    Named plain, split, runtime;
+    Named plain, split, stream, runtime;
 };
 constexpr NormKernels kNormFloat32{{gr_norm_kernel<kStreams, Float4>, "gr_norm_kernel (plain)"},
                                    {gr_norm_kernel<1, Float4>, "gr_norm_kernel (split)"},
+                                   {gr_norm_kernel<1, Float4, ByQuarters>, "gr_norm_kernel (stream)"},
                                    {gr_norm_runtime_kernel<Float4>, "gr_norm_runtime_kernel"}};
 constexpr NormKernels kNormBFloat16{{gr_norm_kernel<kStreams, Bf16x4>, "gr_norm_kernel (plain, bf16 streams)"},
                                     {gr_norm_kernel<1, Bf16x4>, "gr_norm_kernel (split, bf16 streams)"},
+                                    {gr_norm_kernel<1, Bf16x4, ByQuarters>, "gr_norm_kernel (stream, bf16 streams)"},
                                     {gr_norm_runtime_kernel<Bf16x4>, "gr_norm_runtime_kernel (bf16 streams)"}};
 
 constexpr const NormKernels& norm_kernels(StreamType type) {
@@ -52,6 +56,8 @@ constexpr FixedKernel kFixedKernels[] = {
     {kHcPlain, kUpWideKernel.kernel},
     {kHcSplit, kNormFloat32.split.kernel},
     {kHcSplit, kNormBFloat16.split.kernel},
+    {kHcStream, kNormFloat32.stream.kernel},
+    {kHcStream, kNormBFloat16.stream.kernel},
     {kHcRuntimeGeometry, kNormFloat32.runtime.kernel},
     {kHcRuntimeGeometry, kNormBFloat16.runtime.kernel},
     {kHcRuntimeGeometry, kDownRuntime.kernel},
@@ -100,12 +106,35 @@ Named down_kernel(int variant, const DownPlan& plan) {
     }
 }
 
+struct StreamKernels {
+    Named down, up;
+};
+
+StreamKernels stream_kernels(int tokens) {
+    constexpr const char* kDown = "gr_stream_down_kernel";
+    constexpr const char* kUp = "gr_stream_up_kernel";
+    switch (stream_instance(tokens)) {
+        case 1:
+            return {{gr_stream_down_kernel<1>, kDown}, {gr_stream_up_kernel<1>, kUp}};
+        case 2:
+            return {{gr_stream_down_kernel<2>, kDown}, {gr_stream_up_kernel<2>, kUp}};
+        case 4:
+            return {{gr_stream_down_kernel<4>, kDown}, {gr_stream_up_kernel<4>, kUp}};
+        default:
+            return {{gr_stream_down_kernel<kMaxTokens>, kDown}, {gr_stream_up_kernel<kMaxTokens>, kUp}};
+    }
+}
+
 class Launcher {
   public:
-    Launcher(Stream stream, Report* report) : stream_(stream), report_(report) {}
+    Launcher(Stream stream, Report* report, bool overlapping = false)
+        : stream_(stream), report_(report), overlapping_(overlapping) {}
+
+    bool overlapping() const { return overlapping_; }
 
     bool operator()(const Named& what, dim3 grid, int block, std::size_t shared_bytes, const GroupArgs& args) const {
-        const int code = launch(what.kernel, grid, block, shared_bytes, stream_, args);
+        const int code = overlapping_ ? launch_overlapping(what.kernel, grid, block, shared_bytes, stream_, args)
+                                      : launch(what.kernel, grid, block, shared_bytes, stream_, args);
         if (code != 0) report_error(report_, code, what.name);
         return code == 0;
     }
@@ -113,6 +142,7 @@ class Launcher {
   private:
     Stream stream_;
     Report* report_;
+    bool overlapping_;
 };
 
 unsigned grid_size(std::int64_t blocks) { return static_cast<unsigned>(blocks); }
@@ -137,6 +167,7 @@ GroupArgs group_args(const ReadArgs& args, std::int64_t first, int count) {
     group.w_inject = reinterpret_cast<const Chunk*>(args.w_inject);
     group.residual_out = stream_at(args.residual_out, args.stream_type, first * g.depth());
     group.normalised = reinterpret_cast<float*>(scratch);
+    group.row_sums = reinterpret_cast<float*>(scratch + scratch_sums_offset(g, args.tokens));
     group.rs = at(args.rs, g.streams);
     group.lo = at(args.lo, g.rank);
     group.inject = at(args.inject, g.streams);
@@ -175,6 +206,18 @@ bool read_group(const Launcher& launch, const GroupArgs& group, const NormKernel
                   group);
 }
 
+bool read_group_stream(const Launcher& launch, const GroupArgs& group, const NormKernels& norm) {
+    const int instance = stream_instance(group.tokens);
+    const StreamKernels kernels = stream_kernels(group.tokens);
+    const int asking_blocks = launch.overlapping() ? ByQuarters::kAskingBlocks / kStreams : 0;
+    const int row_groups = kStreamRowGroups + (group.w_inject != nullptr ? 1 : 0);
+    return launch(norm.stream, dim3(static_cast<unsigned>(group.tokens + asking_blocks), kStreams), kNormThreads, 0,
+                  group) &&
+           launch(kernels.down, dim3(static_cast<unsigned>(kQuarters * row_groups)), kStreamThreads,
+                  stream_down_bytes(instance), group) &&
+           launch(kernels.up, dim3(kStreamUpBlocks), kStreamThreads, stream_up_bytes(instance), group);
+}
+
 bool read_group_runtime(const Launcher& launch, const GroupArgs& group, const NormKernels& norm) {
     const Geometry& g = group.geometry;
     const dim3 norm_grid(static_cast<unsigned>(group.tokens), grid_size(g.streams));
@@ -186,17 +229,20 @@ bool read_group_runtime(const Launcher& launch, const GroupArgs& group, const No
 
 }  // namespace
 
-bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, std::size_t shared_limit, Stream stream,
+bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, const LaunchLimits& limits, Stream stream,
                          Report* report) {
     const bool tuned = args.geometry == kModelGeometry && variant != kHcRuntimeGeometry;
     if (fault_before_read(tuned ? variant : kHcRuntimeGeometry, args.stream_type)) return true;
-    const Launcher launcher(stream, report);
+    const bool streams = tuned && variant == kHcStream;
+    const Launcher launcher(stream, report, streams && limits.overlaps);
     const NormKernels& norm = norm_kernels(args.stream_type);
-    for (std::int64_t i = 0; i < part_count(args.tokens, kMaxTokens); ++i) {
-        const TokenPart part = token_part(args.tokens, kMaxTokens, i);
+    const int group_limit = streams ? stream_token_limit(limits.shared_bytes) : kMaxTokens;
+    for (std::int64_t i = 0; i < part_count(args.tokens, group_limit); ++i) {
+        const TokenPart part = token_part(args.tokens, group_limit, i);
         const GroupArgs group = group_args(args, part.first, part.count);
-        const bool queued = tuned ? read_group(launcher, group, norm, variant, q8_columns, shared_limit)
-                                  : read_group_runtime(launcher, group, norm);
+        const bool queued = !tuned    ? read_group_runtime(launcher, group, norm)
+                            : streams ? read_group_stream(launcher, group, norm)
+                                      : read_group(launcher, group, norm, variant, q8_columns, limits.shared_bytes);
         if (!queued) return false;
     }
     fault_after_read(args, stream);
@@ -209,6 +255,15 @@ int fused_gr_prepare(int variant, std::size_t shared_limit) {
         if (const int code = preload(fixed.kernel)) return code;
     }
     if (variant == kHcRuntimeGeometry) return 0;
+    if (variant == kHcStream) {
+        for (const int tokens : {1, 2, 4, kMaxTokens}) {
+            if (tokens > stream_token_limit(shared_limit)) break;
+            const StreamKernels kernels = stream_kernels(tokens);
+            if (const int code = allow_shared(kernels.down.kernel, stream_down_bytes(tokens))) return code;
+            if (const int code = allow_shared(kernels.up.kernel, stream_up_bytes(tokens))) return code;
+        }
+        return 0;
+    }
     Kernel before = nullptr;
     for (int tokens = down_token_limit(variant, shared_limit); tokens > 0; --tokens) {
         const DownPlan plan = down_plan(variant, tokens, true);

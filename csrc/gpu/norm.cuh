@@ -1,5 +1,6 @@
 // Fold and norm at the model's geometry: R' and 1 / rms of each stream, and the normalised activations that the down
-// and up kernels read. Plain takes one block a token, split one block a token and stream.
+// and up kernels read. Plain takes one block a token, split one block a token and stream, and so does stream, whose
+// launches overlap (stream.cuh).
 #pragma once
 
 #include "gpu/faults.hpp"
@@ -34,8 +35,15 @@ struct NormShared {
     float partial[kStreamsPerBlock][kNormGroups];
 };
 
-// Grid (tokens, streams / kStreamsPerBlock), kNormThreads threads.
-template <int kStreamsPerBlock, class Four>
+// Where float4 `f` of a token's normalised activations goes: where it is.
+struct InOrder {
+    static constexpr bool kOverlaps = false;
+    static constexpr __device__ int place(int f) { return f; }
+};
+
+// Grid (tokens, streams / kStreamsPerBlock), kNormThreads threads. Where launches overlap, the blocks past the last
+// token ask for the weights.
+template <int kStreamsPerBlock, class Four, class Order = InOrder>
 __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
     constexpr int kFloat4s = kWidth / 4;
     constexpr int kRounds = (kFloat4s + kNormThreads - 1) / kNormThreads;
@@ -43,6 +51,14 @@ __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
     const int thread = static_cast<int>(threadIdx.x);
     const int token = static_cast<int>(blockIdx.x);
     const int first_stream = static_cast<int>(blockIdx.y) * kStreamsPerBlock;
+    if constexpr (Order::kOverlaps) {
+        if (token >= args.tokens) {
+            Order::ask_for_weights(args, (token - args.tokens) * kStreams + first_stream);
+            return;
+        }
+        wait_for_launch_before();
+        let_next_launch_begin();  // not before: it reads weights, and what ran before may have written them
+    }
     clear_counters(args, kQ8Columns);
 
     const auto* residual = static_cast<const Four*>(args.residual) + std::int64_t{token} * (kDepth / 4);
@@ -103,7 +119,7 @@ __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
         for (int round = 0; round < kRounds; ++round) {
             const int f = thread + round * kNormThreads;
             if (f >= kFloat4s) continue;
-            normalised[stream * kFloat4s + f] = normalise(values[s][round], gains[s][round], rs);
+            normalised[Order::place(stream * kFloat4s + f)] = normalise(values[s][round], gains[s][round], rs);
         }
     }
 }

@@ -100,10 +100,12 @@ class Selftest {
     SelftestResult run() {
         Gates& gates = result_.gates;
         gates.plain = gates.split = gates.staged = gates.wide_up = gates.runtime_geometry = true;
-        candidate_alive_ = request_.candidate;
+        candidate_alive_ = request_.candidate != kNoVariant;
         bool completed = open();
         for (int i = 0; completed && i < kSelftestCases; i += request_.case_stride) completed = run_case(i);
-        gates.p4 = close(&completed) && request_.candidate && candidate_equal_;
+        const bool candidate_ok = close(&completed) && candidate_equal_;
+        gates.p4 = candidate_ok && request_.candidate == kHcRegisterHalf;
+        gates.stream = candidate_ok && request_.candidate == kHcStream;
         gates.state = completed ? CheckState::Completed : CheckState::NotCompleted;
         if (!completed) gates = {CheckState::NotCompleted};
         return result_;
@@ -245,7 +247,7 @@ class Selftest {
 
     // One read of a case into the output block, and the block to the host.
     bool read(const SelftestCase& c, const Outputs& outputs, int variant, int q8_columns, int poison, Bytes* host) {
-        const bool candidate = variant == kHcRegisterHalf;
+        const bool candidate = variant == request_.candidate;
         const Scope scope = candidate ? Scope::Candidate : Scope::Shared;
         const Stream stream = candidate ? candidate_stream_ : stream_;
         const std::size_t scratch = static_cast<std::size_t>(outputs_ - scratch_);
@@ -253,8 +255,7 @@ class Selftest {
             return false;
         }
         Report launch_report;
-        if (!fused_gr_read_multi(read_args(c, outputs), variant, q8_columns, request_.shared_limit, stream,
-                                 &launch_report)) {
+        if (!fused_gr_read_multi(read_args(c, outputs), variant, q8_columns, request_.limits, stream, &launch_report)) {
             return call(launch_report.code, "launching a read", scope);
         }
         host->resize(outputs.bytes);
@@ -422,7 +423,11 @@ class Selftest {
         for (const int columns : {kUpNarrow, kUpWide}) {
             if (!candidate_alive_ || (columns == kUpWide && !c.q8_1)) continue;
             // A failure here costs the candidate alone.
-            compare(c, outputs, kHcRegisterHalf, columns, staged_, "staged", &candidate_equal_, &other_);
+            if (request_.candidate == kHcRegisterHalf) {
+                compare(c, outputs, kHcRegisterHalf, columns, staged_, "staged", &candidate_equal_, &other_);
+            } else if (columns == kUpNarrow) {  // it has an up kernel of its own
+                compare(c, outputs, request_.candidate, columns, plain_, "plain", &candidate_equal_, &other_);
+            }
         }
         return true;
     }

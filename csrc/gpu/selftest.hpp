@@ -8,8 +8,8 @@ namespace strata::gpu {
 
 struct SelftestRequest {
     int device;
-    std::size_t shared_limit;
-    bool candidate;       // compare P4 with staged too
+    LaunchLimits limits;
+    int candidate;        // compare P4 with staged too, or stream with plain; kNoVariant: neither
     int case_stride = 1;  // every n-th case: 1, except on the simulated card in tests that only look at the rules
     CheckVisitor visit = nullptr;
     void* context = nullptr;
@@ -18,7 +18,7 @@ struct SelftestRequest {
 
 struct SelftestResult {
     Gates gates;
-    char candidate_error[256] = {};   // why P4 could not be compared, where it was asked for and could not
+    char candidate_error[256] = {};   // why the candidate could not be compared, where it could not
     char first_difference[256] = {};  // of plain from the CPU's answer
 };
 

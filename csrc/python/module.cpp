@@ -261,6 +261,7 @@ py::dict gates_dict(const Gates& gates) {
     d["wide_up"] = gates.wide_up;
     d["runtime_geometry"] = gates.runtime_geometry;
     d["p4"] = gates.p4;
+    d["stream"] = gates.stream;
     return d;
 }
 

@@ -77,7 +77,8 @@ void scratch() {
     for (std::int64_t tokens = 0; tokens <= 32; ++tokens) {
         const std::int64_t held = tokens < 8 ? tokens : 8;  // the kernels take eight at a time
         const std::int64_t offset = scratch_counter_offset(kModelGeometry, tokens);
-        CHECK(offset == held * 4 * 2560 * 4, tokens, offset);
+        CHECK(offset == held * (4 * 2560 + 324 * 8) * 4, tokens, offset);
+        CHECK(scratch_counter_offset({2048, 4, 320}, tokens) == held * 4 * 2048 * 4, tokens);
         CHECK(scratch_bytes(kModelGeometry, tokens) == offset + 80 * 4, tokens);
     }
 }

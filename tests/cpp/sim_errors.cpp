@@ -31,23 +31,30 @@ constexpr int kReadTokens = 7;  // two launches of the down projection where 64 
 // ---------------------------------------------------------------------------------------------------------------------
 // The calls
 
+// Whom a call is made for: everybody; P4 alone (a kernel of its own or its stream); the variant stream alone, which
+// nobody asked for here.
+enum Owner { kShared, kCandidate, kBystander };
+
 struct Site {
     sim::Call call;
-    int nth;         // of its kind, from 1
-    int before;      // calls of any kind before it
-    bool candidate;  // it names a kernel of P4's or its stream
+    int nth;     // of its kind, from 1
+    int before;  // calls of any kind before it
+    Owner owner;
     std::string name() const {
-        return std::string(sim::kCallNames[static_cast<int>(call)]) + (candidate ? ", P4's" : "");
+        constexpr const char* kWhose[] = {"", ", P4's", ", stream's"};
+        return std::string(sim::kCallNames[static_cast<int>(call)]) + kWhose[owner];
     }
 };
 
 std::vector<sim::CallSeen> seen;  // in a recording child
 long* shared_calls = nullptr;     // made by the child of a scenario; survives it
 
-bool names_candidate(const sim::CallSeen& call, sim::Stream reference) {
-    if (call.kernel != nullptr && sim::function_name(call.kernel).find("register_half") != std::string::npos)
-        return true;
-    return call.stream != nullptr && call.stream != reference;
+Owner owner_of(const sim::CallSeen& call, sim::Stream reference) {
+    const std::string kernel = call.kernel != nullptr ? sim::function_name(call.kernel) : "";
+    const auto names = [&](const char* part) { return kernel.find(part) != std::string::npos; };
+    if (names("register_half")) return kCandidate;
+    if (names("gr_stream") || names("ByQuarters")) return kBystander;
+    return call.stream != nullptr && call.stream != reference ? kCandidate : kShared;
 }
 
 // The calls that `body` makes, told by a child.
@@ -63,16 +70,16 @@ std::vector<Site> record(const Environment& environment, const std::function<voi
         for (const sim::CallSeen& call : seen) {
             if (reference == nullptr) reference = call.stream;
             const int nth = ++made[call.call];
-            const bool candidate =
-                (call.call == sim::Call::StreamCreate && nth == 2) || names_candidate(call, reference);
-            say("site=%d %d %d", static_cast<int>(call.call), nth, candidate);
+            const bool second_stream = call.call == sim::Call::StreamCreate && nth == 2;
+            const Owner owner = second_stream ? kCandidate : owner_of(call, reference);
+            say("site=%d %d %d", static_cast<int>(call.call), nth, owner);
         }
     });
     std::vector<Site> sites;
     for (const std::string& line : outcome.all("site")) {
-        int call = 0, nth = 0, candidate = 0;
-        std::sscanf(line.c_str(), "%d %d %d", &call, &nth, &candidate);
-        sites.push_back({static_cast<sim::Call>(call), nth, static_cast<int>(sites.size()), candidate != 0});
+        int call = 0, nth = 0, owner = 0;
+        std::sscanf(line.c_str(), "%d %d %d", &call, &nth, &owner);
+        sites.push_back({static_cast<sim::Call>(call), nth, static_cast<int>(sites.size()), static_cast<Owner>(owner)});
     }
     expect(outcome.status == 0 && !sites.empty(), "recording", "status " + std::to_string(outcome.status));
     return sites;
@@ -253,8 +260,14 @@ void judge_check(const CheckScenario& s, const Site& site, int code, Judge& judg
     DeviceFacts facts{};
     Report ignored;
     judge.want(backend().describe(device, &facts, &ignored), ignored.text);
-    judge.want(std::strcmp(facts.chosen, "staged") == 0, std::string("staged runs, not ") + facts.chosen);
-    if (site.candidate) {
+    const bool p4_left = wants_p4 && site.owner == kBystander;
+    const char* const left = p4_left ? "p4" : "staged";
+    judge.want(std::strcmp(facts.chosen, left) == 0, std::string(left) + " runs, not " + facts.chosen);
+    if (site.owner == kBystander) {
+        const Gates& g = facts.gates;
+        judge.want(completed && g.plain && g.split && g.staged && g.runtime_geometry && g.wide_up && g.p4 == wants_p4,
+                   std::string("nothing is lost: ") + report.text);
+    } else if (site.owner == kCandidate) {
         const Gates& g = facts.gates;
         judge.want(completed && g.plain && g.split && g.staged && g.runtime_geometry && g.wide_up && !g.p4,
                    std::string("only P4 is lost: ") + report.text);
@@ -284,7 +297,7 @@ void test_check(const CheckScenario& s) {
             Report report;
             if (!backend().check(prepared_device, nullptr, nullptr, &report)) std::exit(7);
         });
-    Table table{"check on " + s.card, {"candidate only", "whole check", "exit"}, {}, {}};
+    Table table{"check on " + s.card, {"nothing", "candidate only", "whole check", "exit"}, {}, {}};
     for (const Site& site : sites) {
         const std::string at = "check on " + s.card + ", " + site.name() + " " + std::to_string(site.nth) + " gives ";
         auto& row = table.rows[site.name()];
@@ -299,7 +312,8 @@ void test_check(const CheckScenario& s) {
             }
             say("good=%d", judge.good);
         });
-        row[site.candidate ? "candidate only" : "whole check"] += judged(ordinary, at);
+        constexpr const char* kCosts[] = {"whole check", "candidate only", "nothing"};
+        row[kCosts[site.owner]] += judged(ordinary, at);
         for (const int code : s.codes) {
             if (!fused_gr_context_fatal(code, vendor_of(s.card))) continue;
             const Outcome fatal = run(s.environment, [&] {

@@ -24,6 +24,7 @@ namespace {
 constexpr unsigned kP4 = 1u << kHcRegisterHalf;
 constexpr unsigned kStaged = 1u << kHcStaged;
 constexpr unsigned kSplit = 1u << kHcSplit;
+constexpr unsigned kStream = 1u << kHcStream;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Choices
@@ -42,7 +43,9 @@ constexpr int kInfo = 0, kWarning = 1;
 constexpr const char* kOptIn = "P4 is opt-in through STRATA_HC_SPLIT=7";
 constexpr const char* kRestricted = "P4 is restricted to gfx1200 and gfx1201";
 constexpr const char* kPassed = "P4 passed bitwise parity with staged and is selected";
-constexpr const char* kNoVariant = "names no variant";
+constexpr const char* kStreamPassed = "stream passed bitwise parity with plain and is selected";
+constexpr const char* kNoOverlap = "launches do not overlap here, so STRATA_HC_SPLIT=auto is staged";
+constexpr const char* kNoVariantText = "names no variant";
 constexpr const char* kMarker = "P4 + QFUSE_HC q32 outputs passed bitwise parity";
 
 constexpr Choice kChoices[] = {
@@ -56,9 +59,9 @@ constexpr Choice kChoices[] = {
     {"gfx1201", "1", "split", false, kOptIn, kInfo},
     {"gfx1201", "2", "staged", false, kOptIn, kInfo},
     {"gfx1201", "7", "p4", true, kPassed, kInfo},
-    {"gfx1201", "70", "staged", false, kNoVariant, kWarning},
-    {"gfx1201", "", "staged", false, kNoVariant, kWarning},
-    {"gfx1201", "p4", "staged", false, kNoVariant, kWarning},
+    {"gfx1201", "70", "staged", false, kNoVariantText, kWarning},
+    {"gfx1201", "", "staged", false, kNoVariantText, kWarning},
+    {"gfx1201", "p4", "staged", false, kNoVariantText, kWarning},
     {"gfx1100", nullptr, "staged", false, nullptr, 0},
     {"gfx1100", "0", "plain", false, nullptr, 0},
     {"gfx1100", "1", "split", false, nullptr, 0},
@@ -72,8 +75,15 @@ constexpr Choice kChoices[] = {
     {"sm_90", "0", "plain", false, nullptr, 0},
     {"sm_90", "1", "split", false, nullptr, 0},
     {"sm_90", "7", "staged", false, kRestricted, kWarning},
-    {"sm_90", "x", "staged", false, kNoVariant, kWarning},
+    {"sm_90", "x", "staged", false, kNoVariantText, kWarning},
     {"sm_120", "7", "staged", false, kRestricted, kWarning},
+    {"sm_75", "stream", "stream", false, kStreamPassed, kInfo},
+    {"sm_75", "auto", "staged", false, kNoOverlap, kInfo},
+    {"sm_90", "stream", "stream", false, kStreamPassed, kInfo},
+    {"sm_90", "auto", "stream", false, kStreamPassed, kInfo},
+    {"sm_90", "8", "staged", false, kNoVariantText, kWarning},
+    {"gfx942", "stream", "stream", false, kStreamPassed, kInfo},
+    {"gfx942", "auto", "staged", false, kNoOverlap, kInfo},
 };
 
 // docs/variants.md says the same.
@@ -98,11 +108,12 @@ void test_choices() {
     for (const Choice& c : kChoices) {
         const std::string scenario = std::string(c.card) + " " + (c.value == nullptr ? "unset" : c.value);
         const bool seven = c.value != nullptr && std::strcmp(c.value, "7") == 0;
+        const bool own_gate = seven || std::strcmp(c.chosen, "stream") == 0;
         Environment environment;
         if (c.value != nullptr) environment["STRATA_HC_SPLIT"] = c.value;
         const Outcome o = run(environment, [&] {
-            // The rules are what is looked at: kernels run where 7 is asked for, in one case.
-            if (seven) {
+            // The rules are what is looked at: kernels run where a variant with a gate of its own is asked for, once.
+            if (own_gate) {
                 gpu::planted_fault().case_stride = kSelftestCases;
             } else {
                 use_stand_in();
@@ -114,7 +125,7 @@ void test_choices() {
         });
         expect(o.status == 0, scenario, "status " + std::to_string(o.status));
         const auto chosen = o.all("chosen");
-        expect(chosen.size() == 2 && chosen[0] == (seven ? "staged" : c.chosen), scenario,
+        expect(chosen.size() == 2 && chosen[0] == (own_gate ? "staged" : c.chosen), scenario,
                "before the check a request is capped at staged, but " + (chosen.empty() ? "nothing" : chosen[0]) +
                    " runs");
         expect(chosen.size() == 2 && chosen[1] == c.chosen, scenario, "chose " + (chosen.empty() ? "" : chosen.back()));
@@ -223,8 +234,9 @@ struct PlantedFault {
     unsigned variants;
     int output;
     const char* card;
-    const char* chosen;  // with STRATA_HC_SPLIT=7
+    const char* chosen;
     const char* caught;  // by which comparison: the variant that is found unequal first
+    const char* wanted = "7";
 };
 
 constexpr PlantedFault kFaults[] = {
@@ -253,6 +265,10 @@ constexpr PlantedFault kFaults[] = {
     {"staged and P4 equally wrong", Fault::kFlippedBit, kStaged | kP4, 0, "gfx1201", "split", "staged"},
     {"split alone wrong", Fault::kFlippedBit, kSplit, 3, "gfx1201", "p4", "split"},
     {"split and staged wrong", Fault::kFlippedBit, kSplit | kStaged, 3, "gfx1201", "plain", "split"},
+    {"stream: wrong arithmetic", Fault::kWrongArithmetic, kStream, 0, "sm_90", "staged", "stream", "stream"},
+    {"stream: stale q8_1 counter", Fault::kStaleCounter, kStream, 0, "sm_90", "staged", "stream", "stream"},
+    {"stream: flipped bit in residual_out", Fault::kFlippedBit, kStream, 2, "sm_90", "staged", "stream", "auto"},
+    {"stream writes nothing", Fault::kWritesNothing, kStream, 0, "gfx942", "staged", "stream", "stream"},
 };
 
 // The op says which bits differ, and what the CPU's are.
@@ -287,7 +303,7 @@ void expect_named(const PlantedFault& f, const std::string& text) {
 
 void test_faults() {
     for (const PlantedFault& f : kFaults) {
-        const Outcome o = run({{"STRATA_HC_SPLIT", "7"}}, [&] {
+        const Outcome o = run({{"STRATA_HC_SPLIT", f.wanted}}, [&] {
             gpu::planted_fault().fault = f.fault;
             gpu::planted_fault().variants = f.variants;
             gpu::planted_fault().output = f.output;

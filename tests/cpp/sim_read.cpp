@@ -335,7 +335,7 @@ void check_read(OpenCard& card, const Inputs& in, int variant, int columns, std:
                       std::to_string(in.geometry.rank) + " " + fused_gr_find(variant)->name;
     Report report;
     bool good = fused_gr_read_multi(read_args(in, out, tokens, options, scratch.data()), variant, columns,
-                                    card.card.shared_most, nullptr, &report);
+                                    {card.card.shared_most}, nullptr, &report);
     if (const int code = stream_synchronize(nullptr)) {
         report_error(&report, code, "the read");
         good = false;
@@ -393,6 +393,27 @@ void check_everything(const char* lanes) {
     }
 }
 
+// The stream variant, whose kernels have layouts of their own between them: whole reads.
+void check_stream(const char* lanes) {
+    const bool wave64 = std::strcmp(lanes, "64") == 0;
+    const Inputs in = make_inputs(kModelGeometry, 11);
+    const Outputs expected[] = {cpu_answer(in, false), cpu_answer(in, true)};
+    // Shared memory for all instances, for four tokens, for two.
+    const char* const cards[] = {wave64 ? "sm_90,64,232448,4" : "sm_90", wave64 ? "gfx942" : "gfx1201",
+                                 wave64 ? "gfx90a,64,49152,4" : "gfx1201,32,49152,4"};
+    for (std::uint64_t seed = 0; seed < 3; ++seed) {
+        OpenCard card(cards[seed], seed);
+        for (const std::int64_t tokens : {1, 2, 3, 4, 5, 8, 11}) {
+            for (const bool fold : {false, true}) {
+                const bool q8_1 = fold == (tokens % 2 == 0);
+                check_read(card, in, kHcStream, 16, tokens, {fold, !q8_1 || fold, q8_1}, expected[fold]);
+            }
+        }
+        const Options bf16{true, true, true, StreamType::BFloat16};
+        check_read(card, in, kHcStream, 16, 6, bf16, cpu_answer(in, true, StreamType::BFloat16));
+    }
+}
+
 // Kernels that take the geometry, and reads of more tokens than a group has.
 void check_geometries(const char* lanes) {
     const bool wave64 = std::strcmp(lanes, "64") == 0;
@@ -447,6 +468,8 @@ void check_strict() {
     const std::int64_t few = 3;
     const Inputs small = make_inputs({96, 3, 24}, few);
     const Outputs small_answer = cpu_answer(small, true);
+    const Inputs stream = make_inputs(kModelGeometry, 7);
+    const Outputs stream_answer = cpu_answer(stream, true);
     const Options bf16{true, true, true, StreamType::BFloat16};
     const Outputs small_bf16_answer = cpu_answer(small, true, StreamType::BFloat16);
     for (const char* name : {"sm_90", "gfx942"}) {
@@ -462,6 +485,9 @@ void check_strict() {
         sim::withdraw(card.device);
         check_read(card, small, kHcStaged, 16, few, {true, true, true}, small_answer);
         check_read(card, small, kHcStaged, 16, few, bf16, small_bf16_answer);
+        for (const std::int64_t tokens : {1, 2, 3, 7}) {
+            check_read(card, stream, kHcStream, 16, tokens, {true, true, tokens != 2}, stream_answer);
+        }
     }
 }
 
@@ -507,6 +533,7 @@ int main(int count, char** arguments) {
 #else
     check_everything(count > 1 ? arguments[1] : "32");
     check_geometries(count > 1 ? arguments[1] : "32");
+    check_stream(count > 1 ? arguments[1] : "32");
 #endif
     return strata::test::result();
 }

@@ -60,6 +60,41 @@ __device__ __forceinline__ Chunk load_weights(const Chunk* address) {
     return chunk;
 }
 
+// The same, asked for before whatever waits behind it in the source.
+__device__ __forceinline__ Chunk load_weights_now(const Chunk* address) {
+    Chunk chunk;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(chunk.word[0]), "=r"(chunk.word[1]), "=r"(chunk.word[2]), "=r"(chunk.word[3])
+                 : "l"(address)
+                 : "memory");
+    return chunk;
+}
+
+// For kernels that launch_overlapping() launches. The next launch may begin; and everything before this launch has
+// ended and is seen. On cards without overlapping launches both are so from the start.
+__device__ __forceinline__ void let_next_launch_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_launch_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Asks for memory into the second-level cache, and waits for some time: only where launches overlap.
+__device__ __forceinline__ void prefetch(const void* address, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
+#endif
+}
+__device__ __forceinline__ void pause([[maybe_unused]] unsigned nanoseconds) {
+#if __CUDA_ARCH__ >= 900
+    __nanosleep(nanoseconds);
+#endif
+}
+
 // A float4 as one vector value.
 __device__ __forceinline__ Float4 load_float4(const Float4* address) { return *address; }
 __device__ __forceinline__ void store_float4(Float4* address, Float4 value) { *address = value; }
@@ -123,6 +158,7 @@ struct VendorDevice {
     int wave_width;
     int compute_units;
     std::size_t shared_bytes;  // most that a block may ask for
+    bool overlaps;             // a launch may begin before the one ahead of it has ended
 };
 
 inline int query_device(int device, VendorDevice* out) {
@@ -133,6 +169,7 @@ inline int query_device(int device, VendorDevice* out) {
     out->wave_width = properties.warpSize;
     out->compute_units = properties.multiProcessorCount;
     out->shared_bytes = properties.sharedMemPerBlockOptin;
+    out->overlaps = properties.major >= 9;
     return 0;
 }
 
@@ -162,6 +199,24 @@ int launch(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_b
     void* values[] = {&arguments};
     return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(static_cast<unsigned>(block)), values,
                             shared_bytes, stream);
+}
+
+// Begins as soon as the launch ahead of it lets it, on cards that have overlapping launches.
+template <class Arguments>
+int launch_overlapping(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
+                       Arguments arguments) {
+    cudaLaunchAttribute overlapping{};
+    overlapping.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlapping.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(static_cast<unsigned>(block));
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &overlapping;
+    config.numAttrs = 1;
+    void* values[] = {&arguments};
+    return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), values);
 }
 
 // A stream that does not wait for the legacy stream, nor it for this one.

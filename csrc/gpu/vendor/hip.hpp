@@ -107,6 +107,13 @@ __device__ __forceinline__ float load_from_other_block(const float* address) {
 }
 
 __device__ __forceinline__ Chunk load_weights(const Chunk* address) { return *address; }
+__device__ __forceinline__ Chunk load_weights_now(const Chunk* address) { return *address; }
+
+// No launch overlaps another here.
+__device__ __forceinline__ void let_next_launch_begin() {}
+__device__ __forceinline__ void wait_for_launch_before() {}
+__device__ __forceinline__ void prefetch(const void*, unsigned) {}
+__device__ __forceinline__ void pause(unsigned) {}
 
 // A float4 as one vector value. A plain struct copy is a memcpy to this compiler, and a variable that is only ever
 // copied so stays in private memory.
@@ -166,6 +173,7 @@ struct VendorDevice {
     int wave_width;
     int compute_units;
     std::size_t shared_bytes;  // most that a block may ask for
+    bool overlaps;             // a launch may begin before the one ahead of it has ended
 };
 
 inline int query_device(int device, VendorDevice* out) {
@@ -176,6 +184,7 @@ inline int query_device(int device, VendorDevice* out) {
     out->wave_width = properties.warpSize;
     out->compute_units = properties.multiProcessorCount;
     out->shared_bytes = properties.sharedMemPerBlock;
+    out->overlaps = false;
     return 0;
 }
 
@@ -204,6 +213,13 @@ int launch(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_b
     void* values[] = {&arguments};
     return hipLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(static_cast<unsigned>(block)), values,
                            shared_bytes, stream);
+}
+
+// Here a launch like any other.
+template <class Arguments>
+int launch_overlapping(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
+                       Arguments arguments) {
+    return launch(kernel, grid, block, shared_bytes, stream, arguments);
 }
 
 // A stream that does not wait for the legacy stream, nor it for this one.

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include "common/arithmetic.hpp"
@@ -95,9 +96,16 @@ __forceinline__ unsigned atomic_count(unsigned* counter, unsigned last) { return
 
 __forceinline__ float load_from_other_block(const float* address) { return sim::load_past_caches(address); }
 __forceinline__ Chunk load_weights(const Chunk* address) { return sim::load_chunk(address); }
+__forceinline__ Chunk load_weights_now(const Chunk* address) { return sim::load_chunk(address); }
 __forceinline__ Float4 load_float4(const Float4* address) { return sim::load_float4(address); }
 __forceinline__ void store_float4(Float4* address, Float4 value) { sim::store_float4(address, value); }
 __forceinline__ Bf16x4 load_bf16x4(const Bf16x4* address) { return sim::load_bf16x4(address); }
+
+// No launch overlaps another here.
+__forceinline__ void let_next_launch_begin() {}
+__forceinline__ void wait_for_launch_before() {}
+__forceinline__ void prefetch(const void*, unsigned) {}
+__forceinline__ void pause(unsigned) {}
 
 // In the background where the card has that; it lands when its group is waited for, and not before.
 __forceinline__ void copy_async(Float4* shared, const Float4* global) { sim::copy_async(shared, global); }
@@ -139,6 +147,7 @@ struct VendorDevice {
     int wave_width;
     int compute_units;
     std::size_t shared_bytes;  // most that a block may ask for
+    bool overlaps;             // a launch may begin before the one ahead of it has ended
 };
 
 inline int query_device(int device, VendorDevice* out) {
@@ -149,6 +158,8 @@ inline int query_device(int device, VendorDevice* out) {
     out->wave_width = card.lanes;
     out->compute_units = card.compute_units;
     out->shared_bytes = card.shared_most;
+    // The launches themselves do not: what the launcher does about it is what is simulated.
+    out->overlaps = card.arch.compare(0, 3, "sm_") == 0 && std::atoi(card.arch.c_str() + 3) >= 90;
     return 0;
 }
 
@@ -178,6 +189,13 @@ int launch(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_b
                             static_cast<unsigned>(block),
                             shared_bytes};
     return sim::launch(asked, sizeof arguments, stream);
+}
+
+// Here a launch like any other.
+template <class Arguments>
+int launch_overlapping(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
+                       Arguments arguments) {
+    return launch(kernel, grid, block, shared_bytes, stream, arguments);
 }
 
 using sim::device_allocate;
