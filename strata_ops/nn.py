@@ -76,8 +76,8 @@ class GatedResidual(nn.Module):
       is float32, and `mixed` and the injection weights are rounded once. Of the pending write, Transformers rounds the
       weight, the product and the sum; `read` rounds the sum alone.
 
-    Where a gradient is wanted, and for prefill="library" on more than 8 tokens, the same maths runs in PyTorch's own
-    operations, with Transformers' order and rounding, on the parameters as they are.
+    Where a gradient is wanted (so export under torch.no_grad()), and for prefill="library" on more than 8 tokens, the
+    same maths runs in PyTorch's own operations, with Transformers' order and rounding, on the parameters as they are.
 
     Args:
         hidden_size: N, a multiple of 32.

@@ -93,6 +93,8 @@ def test_a_batch_with_padding(device):
     mask[0, :5] = mask[1, :2] = 0
     plain = greedy(model, ids, 64, attention_mask=mask)
     assert torch.equal(greedy(patch(model), ids, 64, attention_mask=mask), plain)
+    with torch.inference_mode():
+        assert torch.equal(greedy(model, ids, 64, attention_mask=mask), plain)
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -217,7 +219,10 @@ def test_gradients_are_transformers_own(device):
         model(ids, labels=ids).loss.backward()
         gradients.append([weight.grad for weight in model.parameters() if weight.grad is not None])
     for expected, actual in zip(*gradients, strict=True):
-        same(actual, expected)
+        if device == "cpu":
+            same(actual, expected)
+        else:  # where the experts' backward pass adds in no fixed order
+            assert (actual - expected).abs().max() <= 2.0**-14 * expected.abs().max()
 
 
 def test_frozen_hyper_connections_beside_trained_blocks(device, monkeypatch):

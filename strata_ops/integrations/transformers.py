@@ -11,7 +11,7 @@ and that write is what the next read takes along (the fold). So a patched read h
 the product and the sum with them wait too, and the next patched read finds the parts and gives them to the op. Whoever
 else looks at such a tensor (a hook, a layer with n-gram embeddings, `output_hidden_states`) finds its values, computed
 then, as Transformers would have. Should a release of Transformers spell the write differently, the same happens: right,
-without the fold.
+without the fold. Nothing waits under torch.compile, which fuses the write itself, or while gradients are recorded.
 """
 
 from __future__ import annotations
