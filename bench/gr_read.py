@@ -20,8 +20,8 @@ import strata_ops
 from strata_ops import debug
 
 sys.path.insert(0, str(Path(__file__).parent))
-from peers import peers
-from timing import measured_bandwidth, spread, time_alternating, time_eager, time_graph
+from peers import peers, triton_peers
+from timing import measured_bandwidth, spread, time_alone, time_alternating, time_eager, time_graph
 
 WIDTH, STREAMS, RANK = 2560, 4, 320
 DEPTH = WIDTH * STREAMS
@@ -85,11 +85,11 @@ class Progress:
             print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
 
 
-def row(name, tokens, mode, samples, floor_us, **more) -> dict:
+def row(name, tokens, mode, samples, floor_us, placement="back_to_back", **more) -> dict:
     """A row of the result; bandwidth counts the weights alone."""
     times = spread(samples)
     return {
-        "name": name, "tokens": tokens, "mode": mode, "placement": "back_to_back", **times,
+        "name": name, "tokens": tokens, "mode": mode, "placement": placement, **times,
         "gbps": WEIGHT_BYTES / times["us_median"] / 1e3, "times_floor": times["us_median"] / floor_us, **more,
     }  # fmt: skip
 
@@ -107,16 +107,21 @@ def run_cuda(args, progress) -> dict:
     modes = {"graph": lambda calls: time_graph(calls, args.rounds), "eager": lambda calls: time_eager(calls, 10)}
     for tokens in args.tokens:
         inputs = make_inputs(tokens, device, args.streams)
+        source = inputs["residual"].clone()
         contestants = {"strata": strata_calls(None, inputs, sets)}
         contestants |= {v: strata_calls(v, inputs, sets) for v in args.variants or debug.variants(device)}
         if not args.no_peers:
-            for peer in peers(not args.no_compile, args.max_autotune):
+            for peer in peers(not args.no_compile, args.max_autotune) + triton_peers():
                 converted = [peer.arguments(inputs, w) for w in sets]
                 contestants[peer.name] = [lambda p=peer, a=a: p.call(*a) for a in converted]
         for name, calls in contestants.items():
             for mode in args.modes:
                 progress(f"T={tokens} {name} {mode}")
                 rows.append(row(name, tokens, mode, modes[mode](calls), floor_us))
+            if args.alone:
+                progress(f"T={tokens} {name} alone")
+                samples = time_alone(calls, lambda i=inputs, s=source: i["residual"].copy_(s), args.rounds)
+                rows.append(row(name, tokens, "graph", samples, floor_us, "alone"))
     name = torch.cuda.get_device_name(device)
     return {"device": name, "floor": {"us": floor_us, "gbps": bandwidth / 1e9}, "rows": rows}
 
@@ -149,16 +154,26 @@ def run_cpu(args, progress) -> dict:
     }
 
 
+def key_of(r: dict) -> tuple:
+    """What a line of the table and of the plot is of."""
+    return r["name"], r["placement"], r["mode"], r.get("threads", 0)
+
+
+def label_of(key: tuple) -> str:
+    name, placement, mode, threads = key
+    return f"{name} {mode}" + (" alone" if placement == "alone" else "") + (f" {threads} threads" if threads else "")
+
+
 def print_table(result: dict):
     floor = result["floor"]
     print(f"{result['device']}, torch {result['torch']}: {WEIGHT_BYTES / 1e6:.1f} MB of weights a read, floor "
           f"{floor['us']:.2f} us at {floor['gbps']:.0f} GB/s")  # fmt: skip
-    keys = sorted({(r["name"], r["mode"], r.get("threads", 0)) for r in result["rows"]}, key=lambda k: (k[2], k[1]))
+    keys = dict.fromkeys(sorted((key_of(r) for r in result["rows"]), key=lambda k: k[1:]))
     tokens = sorted({r["tokens"] for r in result["rows"]})
-    cell = {(r["name"], r["mode"], r.get("threads", 0), r["tokens"]): r for r in result["rows"]}
+    cell = {(*key_of(r), r["tokens"]): r for r in result["rows"]}
     print(f"{'us a read (median, x floor)':34}" + "".join(f"{f'T={t}':>18}" for t in tokens))
     for key in keys:
-        label = f"{key[0]} {key[1]}" + (f" {key[2]} threads" if key[2] else "")
+        label = label_of(key)
         cells = [cell.get((*key, t)) for t in tokens]
         print(f"{label:34}" + "".join(
             f"{c['us_median']:10.2f} ({c['times_floor']:4.2f}x)" if c else f"{'-':>18}" for c in cells))  # fmt: skip
@@ -170,13 +185,18 @@ def plot(result: dict, path: str):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 5))
-    for key in dict.fromkeys((r["name"], r["mode"], r.get("threads", 0)) for r in result["rows"]):
-        points = [r for r in result["rows"] if (r["name"], r["mode"], r.get("threads", 0)) == key]
-        label = f"{key[0]}, {key[1]}" + (f", {key[2]} threads" if key[2] else "")
+    figure, axes = plt.subplots(figsize=(9, 5.5))
+    names = list(dict.fromkeys(r["name"] for r in result["rows"]))
+    colours = dict(zip(names, plt.get_cmap("tab20").colors))
+    for key in dict.fromkeys(key_of(r) for r in result["rows"]):
+        points = [r for r in result["rows"] if key_of(r) == key]
+        label = label_of(key)
         times = [r["us_median"] for r in points]
         errors = [[r["us_median"] - r["us_p10"] for r in points], [r["us_p90"] - r["us_median"] for r in points]]
-        axes.errorbar([r["tokens"] for r in points], times, yerr=errors, marker="o", capsize=3, label=label)
+        axes.errorbar(
+            [r["tokens"] for r in points], times, yerr=errors, marker="o", capsize=3, label=label,
+            color=colours[key[0]], linestyle=":" if key[1] == "alone" else "-",
+        )  # fmt: skip
     axes.axhline(result["floor"]["us"], color="black", linestyle="--", label="floor: weights once")
     axes.set(xlabel="tokens a read", ylabel="us a read (median, p10 to p90)", title=result["device"], ylim=(0, None))
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
@@ -194,6 +214,7 @@ def main():
     parser.add_argument("--tokens", type=numbers, default=[1, 2, 4, 8], help="comma separated (default 1,2,4,8)")
     parser.add_argument("--variants", type=lambda t: t.split(","), help="forced variants (default: all on a card)")
     parser.add_argument("--modes", type=lambda t: t.split(","), default=["graph"], help="graph, eager (card only)")
+    parser.add_argument("--alone", action="store_true", help="also each read behind a small kernel (card only)")
     parser.add_argument("--threads", type=numbers, default=[torch.get_num_threads()], help="CPU only")
     parser.add_argument("--streams", choices=["fp32", "bf16"], default="fp32", help="of residual, block_out")
     parser.add_argument("--sets", type=int, help="weight sets in turn (default 97 on a card, 20 on the CPU)")

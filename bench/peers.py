@@ -1,8 +1,10 @@
-"""What the op is timed beside: the same read in plain PyTorch, eager and compiled.
+"""What the op is timed beside: the same read in plain PyTorch, eager and compiled, and in Triton.
 
 The maths is that of Hugging Face's ``Qwen4ExpTextGatedResidual`` with the pending write folded in front, as a model
 that uses PyTorch alone would run it: streams and weights in one dtype, RMS norm in fp32.
 """
+
+import importlib.util
 
 import torch
 
@@ -39,6 +41,29 @@ class Peer:
             cast["residual"], weights["w_norm"], cast["w_down"], cast["w_up"], cast["w_inject"], cast["block_out"],
             cast["inject_prev"],
         )  # fmt: skip
+
+
+class TritonPeer(Peer):
+    """Three Triton kernels (triton_peer.py): fp32 streams and sums, bf16 weights, as strata_ops has them."""
+
+    def __init__(self):
+        from triton_peer import triton_read
+
+        super().__init__("triton", torch.float32)
+        self.call = triton_read
+
+    def arguments(self, inputs: dict, weights: dict) -> tuple:
+        """As they are; streams in fp32."""
+        streams = {k: v.float() for k, v in inputs.items()}
+        return (
+            streams["residual"], weights["w_norm"], weights["w_down"], weights["w_up"], weights["w_inject"],
+            streams["block_out"], streams["inject_prev"],
+        )  # fmt: skip
+
+
+def triton_peers() -> list[Peer]:
+    """The Triton peer on a card, where Triton is installed."""
+    return [TritonPeer()] if importlib.util.find_spec("triton") is not None else []
 
 
 def peers(compiled: bool, max_autotune: bool = False) -> list[Peer]:

@@ -32,6 +32,21 @@ def time_graph(calls: Sequence[Callable[[], object]], replays: int) -> list[floa
     return _time_on_device(graph.replay, replays, len(calls))
 
 
+def time_alone(calls: Sequence[Callable[[], object]], before: Callable[[], object], replays: int) -> list[float]:
+    """Microseconds a call of :func:`time_graph`, each call behind ``before()``, whose own time is taken off.
+
+    ``before`` is a small kernel that the call depends on, so that no call finds the card still busy with the one ahead
+    of it. Its own time is the median of a graph of as many of it alone.
+    """
+    own = statistics.median(time_graph([before] * len(calls), replays))
+
+    def behind(call):
+        before()
+        return call()
+
+    return [t - own for t in time_graph([lambda c=call: behind(c) for call in calls], replays)]
+
+
 def time_eager(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
     """Microseconds a call, of ``rounds`` rounds of the calls launched one by one from Python."""
 
