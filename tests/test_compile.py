@@ -119,6 +119,9 @@ def exported(device):
     return torch.export.export(Layer(), tuple(inputs), dynamic_shapes=(shapes,))
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.11."), reason="torch 2.11.0+cu130 ended the process in its own loader of packages"
+)
 def test_aoti_package(device, compiler, tmp_path):
     """Loaded by Python and by C++, for any number of tokens."""
     package, program = str(tmp_path / "read.pt2"), tmp_path / "aoti_package"

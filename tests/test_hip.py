@@ -59,11 +59,14 @@ SAME_CODE = {
     "cudaErrorExternalDevice": "hipErrorInvalidChannelDescriptor",
     "cudaErrorInvalidClusterSize": "hipErrorInvalidTexture",
 }
-# Codes that HIP does not have. For some of them torch's map makes up a name that is in no HIP header.
+# Codes that HIP does not have: for some of them torch's map makes up a name that is in no HIP header. And the launch that
+# may begin before the one ahead of it has ended, which AMD does not have.
 NVIDIA_ONLY = {
     "cudaErrorContained", "cudaErrorHardwareStackError", "cudaErrorIllegalInstruction", "cudaErrorInvalidAddressSpace",
     "cudaErrorInvalidPc", "cudaErrorMisalignedAddress", "cudaErrorMpsClientTerminated", "cudaErrorTensorMemoryLeak",
     "cudaSharedmemCarveoutMaxShared",
+    "cudaLaunchAttribute", "cudaLaunchAttributeProgrammaticStreamSerialization", "cudaLaunchConfig_t",
+    "cudaLaunchKernelExC",
 }  # fmt: skip
 AMD_ONLY = {"hipErrorRuntimeMemory", "hipErrorRuntimeOther"}
 
