@@ -2,8 +2,10 @@
 
 import functools
 import itertools
+import os
 from typing import NamedTuple
 
+import pytest
 import torch
 
 from strata_ops.reference import Read, read_exact
@@ -171,3 +173,15 @@ def runners():
 
 def devices():
     return ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+
+
+def need_transformers():
+    """Transformers' configuration and gated residual; where it has none, the test or the file is left out."""
+    try:
+        from transformers.models.qwen4_exp.configuration_qwen4_exp import Qwen4ExpTextConfig
+        from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextGatedResidual
+    except ImportError as error:
+        if os.environ.get("STRATA_REQUIRE_ALL"):
+            raise
+        pytest.skip(f"left out: needs transformers 5.17 or later ({error})", allow_module_level=True)
+    return Qwen4ExpTextConfig, Qwen4ExpTextGatedResidual

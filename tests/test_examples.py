@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from support import need_transformers
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def run(name, *arguments):
-    if name == "patch_transformers.py" and not os.environ.get("STRATA_REQUIRE_ALL"):
-        pytest.importorskip("transformers.models.qwen4_exp", reason="left out: needs transformers 5.17 or later")
+    if name == "patch_transformers.py":
+        need_transformers()
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / name, *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"},

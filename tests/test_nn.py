@@ -2,22 +2,15 @@
 
 import copy
 import io
-import os
 
 import pytest
 import torch
 
 from strata_ops import fused_gr_read, reference
 from strata_ops.nn import GatedResidual, injection_weights
-from support import MODEL, SMALL, as_bytes, make_inputs
+from support import MODEL, SMALL, as_bytes, make_inputs, need_transformers
 
-pytest.importorskip(
-    "transformers.models.qwen4_exp",
-    reason="left out: needs transformers 5.17 or later",
-    exc_type=None if os.environ.get("STRATA_REQUIRE_ALL") else ImportError,
-)
-from transformers.models.qwen4_exp.configuration_qwen4_exp import Qwen4ExpTextConfig
-from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextGatedResidual
+Qwen4ExpTextConfig, Qwen4ExpTextGatedResidual = need_transformers()
 
 GEOMETRIES = [MODEL, (2048, 4, 320), SMALL]
 DTYPES = [torch.float32, torch.bfloat16]

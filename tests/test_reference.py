@@ -1,7 +1,6 @@
 """The oracles against each other, and against arithmetic that shares nothing with them."""
 
 import math
-import os
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 
 from strata_ops import reference
 from strata_ops.reference import decode_q8_1, read_exact, read_fp64, read_transformers, tolerance
-from support import GEOMETRIES, MODEL, as_bytes, make_inputs
+from support import GEOMETRIES, MODEL, as_bytes, make_inputs, need_transformers
 
 
 def rounded(value: Fraction) -> float:
@@ -97,13 +96,7 @@ def test_contract_is_as_near_the_truth_as_eager(geometry, fold, inject, q8_1):
 
 def transformers_module(geometry, inputs, eps):
     """The model's own module with these weights. (It wants at least two streams.)"""
-    try:
-        from transformers.models.qwen4_exp.configuration_qwen4_exp import Qwen4ExpTextConfig
-        from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextGatedResidual
-    except ImportError as error:
-        if os.environ.get("STRATA_REQUIRE_ALL"):
-            raise
-        pytest.skip(f"left out: needs transformers 5.17 or later ({error})")
+    Qwen4ExpTextConfig, Qwen4ExpTextGatedResidual = need_transformers()
     width, streams, rank = geometry
     config = Qwen4ExpTextConfig(hidden_size=width, hc_count=streams, hc_lowrank=rank, rms_norm_eps=eps)
     module = Qwen4ExpTextGatedResidual(config, use_combine=inputs.w_inject is not None).bfloat16()

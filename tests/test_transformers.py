@@ -14,17 +14,12 @@ import strata_ops.nn
 from strata_ops import debug
 from strata_ops.integrations.tiny_qwen4_exp import tiny_qwen4_exp
 from strata_ops.integrations.transformers import patch, unpatch
-from support import MODEL, SMALL, as_bytes, devices
+from support import MODEL, SMALL, as_bytes, devices, need_transformers
 
-pytest.importorskip(
-    "transformers.models.qwen4_exp",
-    reason="left out: needs transformers 5.17 or later",
-    exc_type=None if os.environ.get("STRATA_REQUIRE_ALL") else ImportError,
-)
-from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextGatedResidual
+_, Qwen4ExpTextGatedResidual = need_transformers()
 
 HERE = Path(__file__).parent
-STEPS = 256
+STEPS = 200
 # How far the logits of a patched float32 model may be from the unpatched model's, as a part of the largest logit. Both
 # round each sum of the read in float32, in different orders; the most that was seen is 2^-20.
 LOGITS = 2.0**-18
