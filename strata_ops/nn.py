@@ -19,6 +19,7 @@ from .ops import fused_gr_read
 
 Prefill = Literal["exact", "library"]
 Module = TypeVar("Module", bound="GatedResidual")
+_Weights = tuple[Tensor, Tensor, Tensor, Tensor | None]  # the op's: w_norm, w_down, w_up, w_inject
 
 _LINEARS = ("input_mix_weight_down", "input_mix_weight_up", "block_inject_weight")
 
@@ -105,6 +106,7 @@ class GatedResidual(nn.Module):
     _narrow_inject: Tensor | None
     _prepared_from: list[Tensor]
     _fingerprint_then: list[tuple[Any, ...]] | None
+    _prepared: _Weights | None
 
     def __init__(
         self,
@@ -234,6 +236,7 @@ class GatedResidual(nn.Module):
             # Detached aliases: as long as they are held, no other tensor can come to lie at the same address.
             self._prepared_from = [weight.detach() for weight in self._parameters_now()]
             self._fingerprint_then = self._fingerprint()
+            self._prepared = self._as_prepared()
 
     def extra_repr(self) -> str:
         return (
@@ -246,26 +249,29 @@ class GatedResidual(nn.Module):
         return [holder._parameters["weight"] for holder in holders]
 
     def _fingerprint(self) -> list[tuple[Any, ...]]:
-        """Changes when a parameter is written to (except in inference mode), replaced, converted or moved."""
+        """Changes when a parameter is written to (where it was not made in inference mode), replaced or moved."""
         return [
             (w.data_ptr(), 0 if w.is_inference() else w._version, w.dtype, w.device) for w in self._parameters_now()
         ]
 
-    def _weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The op's weights: w_norm, w_down, w_up, w_inject."""
-        stale = self._fingerprint_then is None
-        if not torch.compiler.is_compiling():
-            stale = stale or self._fingerprint_then != self._fingerprint()
-        if stale:
+    def _weights(self) -> _Weights:
+        compiling = torch.compiler.is_compiling()
+        if self._prepared is None or (not compiling and self._fingerprint_then != self._fingerprint()):
             self.prepare()
-        inject = self.block_inject_weight
+            assert self._prepared is not None
         if self._learns():
+            inject = self.block_inject_weight
             return (
                 1 + self.hc_norm.weight.float().view(self.hc_count, self.hidden_size),
                 self.input_mix_weight_down.weight.bfloat16(),
                 self.input_mix_weight_up.weight.bfloat16(),
                 None if inject is None else inject.weight.bfloat16(),
             )
+        return self._as_prepared() if compiling else self._prepared
+
+    def _as_prepared(self) -> _Weights:
+        """By name, so that a compiler sees parameters and buffers, whose addresses it may rely on."""
+        inject = self.block_inject_weight
         assert self._full_gain is not None
         return (
             self._full_gain,
@@ -301,6 +307,7 @@ class GatedResidual(nn.Module):
         self._full_gain = self._narrow_down = self._narrow_up = self._narrow_inject = None
         self._prepared_from = []
         self._fingerprint_then = None
+        self._prepared = None
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._forget()  # what was derived is not converted but made anew
