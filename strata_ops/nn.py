@@ -287,6 +287,8 @@ class GatedResidual(nn.Module):
         """A copy that the op can read, or None where it can read the parameter itself."""
         if weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.data_ptr() % _core.ALIGNMENT == 0:
             return None
+        if weight.is_meta:
+            raise RuntimeError(f"GatedResidual: '{name}' is on the meta device; load the weights first")
         narrow = weight.to(torch.bfloat16, copy=True, memory_format=torch.contiguous_format)
         if not self.round_weights and not torch.equal(narrow.to(weight.dtype), weight):
             raise RuntimeError(

@@ -289,6 +289,8 @@ def test_refusals():
         patch(patch(model))
     with pytest.raises(RuntimeError, match="prefill is 'fast'"):
         patch(unpatch(model), prefill="fast")
+    with pytest.raises(RuntimeError, match=r"'input_mix_weight_down\.weight' is on the meta device; load the weights"):
+        patch(tiny(device="meta"))
     mixer = model.model.hyper_connection_mixer
     mixer._hf_hook = object()
     with pytest.raises(RuntimeError, match=r"'model\.hyper_connection_mixer' is moved about by accelerate"):
