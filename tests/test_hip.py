@@ -59,8 +59,8 @@ SAME_CODE = {
     "cudaErrorExternalDevice": "hipErrorInvalidChannelDescriptor",
     "cudaErrorInvalidClusterSize": "hipErrorInvalidTexture",
 }
-# Codes that HIP does not have: for some of them torch's map makes up a name that is in no HIP header. And the launch that
-# may begin before the one ahead of it has ended, which AMD does not have.
+# Codes that HIP does not have (for some of them torch's map makes up a name that is in no HIP header), and the launch
+# that may begin before the one ahead of it has ended.
 NVIDIA_ONLY = {
     "cudaErrorContained", "cudaErrorHardwareStackError", "cudaErrorIllegalInstruction", "cudaErrorInvalidAddressSpace",
     "cudaErrorInvalidPc", "cudaErrorMisalignedAddress", "cudaErrorMpsClientTerminated", "cudaErrorTensorMemoryLeak",

@@ -15,6 +15,7 @@ from strata_ops import debug
 from strata_ops.integrations.tiny_qwen4_exp import tiny_qwen4_exp
 from strata_ops.integrations.transformers import patch, unpatch
 from support import MODEL, SMALL, as_bytes, devices, need_transformers
+from test_sim import needs_cards
 
 _, Qwen4ExpTextGatedResidual = need_transformers()
 
@@ -392,6 +393,7 @@ def test_generate_is_the_same_bytes_under_every_variant(device):
         assert ["plain" in said["0"][1], "split" in said["1"][1], "staged" in said["2"][1]] == [True] * 3, said
 
 
+@needs_cards
 @torch.no_grad()
 def test_generate_on_a_simulated_card(monkeypatch):
     """The variants that need a card, P4 too, read a model's tokens on one that is simulated: the CPU's bytes."""
