@@ -1,9 +1,8 @@
 // The stream variant: what its kernels share. The read is bound by the latency of short launches, so the work of each
 // is spread over the whole card and its weights are on their way before the launch ahead of it has ended.
 //
-//     norm   gr_norm_kernel<1, ..., ByQuarters>: waits for all that ran before, writes the activations by quarters;
-//     spare
-//            blocks have asked for w_down into the second-level cache meanwhile
+//     norm   gr_norm_kernel<1, ..., ByQuarters>: waits for all that ran before, writes the activations by quarters; its
+//            spare blocks have asked for w_down into the second-level cache meanwhile
 //     down   128 + 4 blocks: a quarter of the lanes of ten rows each; the tree's first two stages
 //     up     128 blocks of 20 columns: the tree's last three stages, silu, gates, mix, q8_1
 //
@@ -37,7 +36,7 @@ struct ByQuarters {
         return (quarter * 2 + f % 2) * kQuarterChunks + thread;
     }
 
-    // In pieces with pauses: all at once keeps the activations of the read ahead waiting (H200, T = 1: 0.5 us).
+    // In pieces with pauses: all at once keeps the activations of the read ahead waiting (H200, T = 1: 0.8 us).
     static constexpr int kAskingBlocks = kStreamUpBlocks;
     static __device__ void ask_for_weights(const GroupArgs& args, int block) {
         constexpr int kBytes = kRank * kDepth / kChunk * static_cast<int>(sizeof(Chunk)) / kAskingBlocks;
