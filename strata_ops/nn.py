@@ -89,7 +89,8 @@ class GatedResidual(nn.Module):
         prefill: "exact" reads any number of tokens by the op, so that a token's result does not depend on the others;
             "library" leaves calls of more than 8 tokens to matrix products of the library, which are faster there.
         round_weights: round weights that bf16 does not hold, instead of refusing them. It moves results.
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Raises:
         RuntimeError: a geometry that the op does not take; and, from a call, weights that bf16 does not hold, or
