@@ -109,6 +109,11 @@ constexpr bool fused_gr_env_known(std::string_view text) noexcept {
 // Until the self-test has run, a request for what has a gate of its own is capped at staged.
 constexpr int fused_gr_capped_at_staged(int want) noexcept { return want > kHcStaged ? kHcStaged : want; }
 
+// A variant that is not established: its kernels are its own matter, and so is an error of theirs.
+constexpr bool fused_gr_has_own_gate(int variant) noexcept {
+    return variant == kHcRegisterHalf || variant == kHcStream;
+}
+
 // Only an explicit request on gfx1200 or gfx1201 ever launches the candidate.
 constexpr bool fused_gr_p4_selftest_requested(int want, bool gfx12) noexcept {
     return want == kHcRegisterHalf && gfx12;

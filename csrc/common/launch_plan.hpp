@@ -75,8 +75,14 @@ static_assert(kStreamThreads % 64 == 0 && kStreamThreads == kStreamUpRows * 4,
               "a thread for each quarter of an up row");
 static_assert(kStreamUpRows * kStreamUpRowChunks == kStreamRows * kStreamThreads, "as many weights of either matrix");
 
-// Instances take 1, 2, up to 4 and up to 8 tokens, four at a time.
-constexpr int stream_instance(int tokens) { return tokens <= 2 ? tokens : tokens <= 4 ? 4 : kMaxTokens; }
+// An instance takes up to so many tokens, four at a time.
+inline constexpr int kStreamInstances[] = {1, 2, 4, kMaxTokens};
+constexpr int stream_instance(int tokens) {
+    for (const int instance : kStreamInstances) {
+        if (tokens <= instance) return instance;
+    }
+    return kMaxTokens;
+}
 constexpr int stream_pass(int instance) { return instance < 4 ? instance : 4; }
 
 // The dots of a row's chunks wait in shared memory to be added in order; rows of fewer than four tokens are padded so
@@ -96,10 +102,11 @@ constexpr std::size_t stream_up_bytes(int instance) {
 }
 
 constexpr int stream_token_limit(std::size_t shared_limit) {
-    for (const int instance : {kMaxTokens, 4, 2}) {
-        if (stream_up_bytes(instance) <= shared_limit && stream_down_bytes(instance) <= shared_limit) return instance;
+    int limit = 1;
+    for (const int instance : kStreamInstances) {
+        if (stream_up_bytes(instance) <= shared_limit && stream_down_bytes(instance) <= shared_limit) limit = instance;
     }
-    return 1;
+    return limit;
 }
 
 // ---------------------------------------------------------------------------------------------------------------

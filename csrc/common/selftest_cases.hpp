@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "common/arithmetic.hpp"
+#include "common/backend.hpp"
 #include "common/geometry.hpp"
 
 namespace strata {
@@ -132,6 +133,46 @@ constexpr std::uint64_t selftest_hash(std::uint64_t hash, std::uint32_t word) {
 // bf16 inputs are the upper half of the value's bits.
 STRATA_HOST_DEVICE std::uint16_t selftest_bf16(SelftestInput input, std::uint64_t index) {
     return static_cast<std::uint16_t>(float_bits(selftest_value(input, index)) >> 16);
+}
+
+// Where the inputs lie, each of kMaxTokens tokens.
+struct SelftestInputs {
+    float* residual;
+    float* block_out;
+    std::uint16_t* residual_bf16;
+    std::uint16_t* block_out_bf16;
+    float* inject_prev;
+    float* inject_prev_ties;
+    float* w_norm;
+    std::uint16_t* w_down;
+    std::uint16_t* w_up;
+    std::uint16_t* w_inject;
+};
+
+// The read of a case. `outputs` in their order, null where not asked for.
+inline ReadArgs selftest_read_args(const SelftestCase& c, const SelftestInputs& in,
+                                   void* const (&outputs)[kSelftestOutputs], void* scratch) {
+    const bool bf16 = c.stream_type == StreamType::BFloat16;
+    ReadArgs args{};
+    args.geometry = kModelGeometry;
+    args.tokens = c.tokens;
+    args.eps = kSelftestEps;
+    args.stream_type = c.stream_type;
+    args.residual = bf16 ? static_cast<const void*>(in.residual_bf16) : in.residual;
+    args.w_norm = in.w_norm;
+    args.w_down = in.w_down;
+    args.w_up = in.w_up;
+    args.w_inject = c.inject ? in.w_inject : nullptr;
+    args.block_out = !c.fold ? nullptr : bf16 ? static_cast<const void*>(in.block_out_bf16) : in.block_out;
+    args.inject_prev = !c.fold ? nullptr : bf16 ? in.inject_prev_ties : in.inject_prev;
+    args.mixed = static_cast<float*>(outputs[0]);
+    args.inject = static_cast<float*>(outputs[1]);
+    args.residual_out = outputs[2];
+    args.lo = static_cast<float*>(outputs[3]);
+    args.rs = static_cast<float*>(outputs[4]);
+    args.q8_1 = static_cast<std::uint8_t*>(outputs[5]);
+    args.scratch = scratch;
+    return args;
 }
 
 }  // namespace strata

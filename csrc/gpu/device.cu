@@ -90,9 +90,6 @@ struct Device {
     std::string first_difference;
 };
 
-// A variant that is not established: its kernels are its own matter, and so is an error of theirs.
-bool has_own_gate(int variant) { return variant == kHcRegisterHalf || variant == kHcStream; }
-
 LaunchLimits limits_of(const Device& device) { return {device.facts.shared_bytes, device.facts.overlaps}; }
 
 std::string selector_phrase(const Environment& env) {
@@ -274,7 +271,7 @@ bool load_kernels(Device& device, Report* report) {
             const int code = fused_gr_prepare(row.value, device.facts.shared_bytes);
             Report said;
             if (gate_call(code, call.c_str(), device.index, &said)) continue;
-            if (has_own_gate(row.value)) {
+            if (fused_gr_has_own_gate(row.value)) {
                 device.candidate_load_errors[row.value] = said.text;
                 continue;
             }

@@ -256,7 +256,7 @@ int fused_gr_prepare(int variant, std::size_t shared_limit) {
     }
     if (variant == kHcRuntimeGeometry) return 0;
     if (variant == kHcStream) {
-        for (const int tokens : {1, 2, 4, kMaxTokens}) {
+        for (const int tokens : kStreamInstances) {
             if (tokens > stream_token_limit(shared_limit)) break;
             const StreamKernels kernels = stream_kernels(tokens);
             if (const int code = allow_shared(kernels.down.kernel, stream_down_bytes(tokens))) return code;

@@ -159,16 +159,16 @@ class Selftest {
             at += piece_size(bytes);
             return piece;
         };
-        residual_ = reinterpret_cast<float*>(take(sizes[0]));
-        block_out_ = reinterpret_cast<float*>(take(sizes[1]));
-        residual_bf16_ = reinterpret_cast<std::uint16_t*>(take(sizes[2]));
-        block_out_bf16_ = reinterpret_cast<std::uint16_t*>(take(sizes[3]));
-        inject_prev_ = reinterpret_cast<float*>(take(sizes[4]));
-        inject_prev_ties_ = reinterpret_cast<float*>(take(sizes[5]));
-        w_norm_ = reinterpret_cast<float*>(take(sizes[6]));
-        w_down_ = reinterpret_cast<std::uint16_t*>(take(sizes[7]));
-        w_up_ = reinterpret_cast<std::uint16_t*>(take(sizes[8]));
-        w_inject_ = reinterpret_cast<std::uint16_t*>(take(sizes[9]));
+        inputs_.residual = reinterpret_cast<float*>(take(sizes[0]));
+        inputs_.block_out = reinterpret_cast<float*>(take(sizes[1]));
+        inputs_.residual_bf16 = reinterpret_cast<std::uint16_t*>(take(sizes[2]));
+        inputs_.block_out_bf16 = reinterpret_cast<std::uint16_t*>(take(sizes[3]));
+        inputs_.inject_prev = reinterpret_cast<float*>(take(sizes[4]));
+        inputs_.inject_prev_ties = reinterpret_cast<float*>(take(sizes[5]));
+        inputs_.w_norm = reinterpret_cast<float*>(take(sizes[6]));
+        inputs_.w_down = reinterpret_cast<std::uint16_t*>(take(sizes[7]));
+        inputs_.w_up = reinterpret_cast<std::uint16_t*>(take(sizes[8]));
+        inputs_.w_inject = reinterpret_cast<std::uint16_t*>(take(sizes[9]));
         scratch_ = take(sizes[10]);
         outputs_ = scratch_ + scratch;  // the first gap stands between them
 
@@ -178,16 +178,16 @@ class Selftest {
             candidate_stream_open_ =
                 call(stream_create(&candidate_stream_), "creating the candidate's stream", Scope::Candidate);
         }
-        return fill(SelftestInput::Residual, residual_, kMaxTokens * g.depth()) &&
-               fill(SelftestInput::BlockOut, block_out_, kMaxTokens * g.width) &&
-               fill(SelftestInput::Residual, residual_bf16_, kMaxTokens * g.depth()) &&
-               fill(SelftestInput::BlockOut, block_out_bf16_, kMaxTokens * g.width) &&
-               fill(SelftestInput::InjectPrev, inject_prev_, kMaxTokens * g.streams) &&
-               fill(SelftestInput::InjectPrevTies, inject_prev_ties_, kMaxTokens * g.streams) &&
-               fill(SelftestInput::WNorm, w_norm_, g.depth()) &&
-               fill(SelftestInput::WDown, w_down_, g.rank * g.depth()) &&
-               fill(SelftestInput::WUp, w_up_, g.rank * g.depth()) &&
-               fill(SelftestInput::WInject, w_inject_, g.streams * g.depth()) &&
+        return fill(SelftestInput::Residual, inputs_.residual, kMaxTokens * g.depth()) &&
+               fill(SelftestInput::BlockOut, inputs_.block_out, kMaxTokens * g.width) &&
+               fill(SelftestInput::Residual, inputs_.residual_bf16, kMaxTokens * g.depth()) &&
+               fill(SelftestInput::BlockOut, inputs_.block_out_bf16, kMaxTokens * g.width) &&
+               fill(SelftestInput::InjectPrev, inputs_.inject_prev, kMaxTokens * g.streams) &&
+               fill(SelftestInput::InjectPrevTies, inputs_.inject_prev_ties, kMaxTokens * g.streams) &&
+               fill(SelftestInput::WNorm, inputs_.w_norm, g.depth()) &&
+               fill(SelftestInput::WDown, inputs_.w_down, g.rank * g.depth()) &&
+               fill(SelftestInput::WUp, inputs_.w_up, g.rank * g.depth()) &&
+               fill(SelftestInput::WInject, inputs_.w_inject, g.streams * g.depth()) &&
                call(stream_synchronize(stream_), "making the inputs");
     }
 
@@ -218,31 +218,14 @@ class Selftest {
                     "launching gr_selftest_fill_kernel");
     }
 
-    ReadArgs read_args(const SelftestCase& c, const Outputs& outputs) const {
-        const auto output = [&](int i) {
-            return outputs.list[i].bytes == 0 ? nullptr : reinterpret_cast<float*>(outputs_ + outputs.list[i].offset);
-        };
-        const bool bf16 = c.stream_type == StreamType::BFloat16;
-        ReadArgs args{};
-        args.geometry = kModelGeometry;
-        args.tokens = c.tokens;
-        args.eps = kSelftestEps;
-        args.stream_type = c.stream_type;
-        args.residual = bf16 ? static_cast<const void*>(residual_bf16_) : residual_;
-        args.w_norm = w_norm_;
-        args.w_down = w_down_;
-        args.w_up = w_up_;
-        args.w_inject = c.inject ? w_inject_ : nullptr;
-        args.block_out = !c.fold ? nullptr : bf16 ? static_cast<const void*>(block_out_bf16_) : block_out_;
-        args.inject_prev = !c.fold ? nullptr : bf16 ? inject_prev_ties_ : inject_prev_;
-        args.mixed = output(0);
-        args.inject = output(1);
-        args.residual_out = output(2);
-        args.lo = output(3);
-        args.rs = output(4);
-        args.q8_1 = reinterpret_cast<std::uint8_t*>(output(5));
-        args.scratch = scratch_;
-        return args;
+    // The read of a case whose outputs lie from `first_output` on.
+    static ReadArgs read_args(const SelftestCase& c, const Outputs& outputs, const SelftestInputs& inputs,
+                              char* first_output, void* scratch) {
+        void* places[kSelftestOutputs] = {};
+        for (int i = 0; i < kSelftestOutputs; ++i) {
+            if (outputs.list[i].bytes != 0) places[i] = first_output + outputs.list[i].offset;
+        }
+        return selftest_read_args(c, inputs, places, scratch);
     }
 
     // One read of a case into the output block, and the block to the host.
@@ -255,7 +238,8 @@ class Selftest {
             return false;
         }
         Report launch_report;
-        if (!fused_gr_read_multi(read_args(c, outputs), variant, q8_columns, request_.limits, stream, &launch_report)) {
+        const ReadArgs args = read_args(c, outputs, inputs_, outputs_, scratch_);
+        if (!fused_gr_read_multi(args, variant, q8_columns, request_.limits, stream, &launch_report)) {
             return call(launch_report.code, "launching a read", scope);
         }
         host->resize(outputs.bytes);
@@ -330,21 +314,12 @@ class Selftest {
         }
         const std::int64_t scratch_size = request_.cpu->scratch_size(&kModelGeometry, c.tokens);
         std::vector<Aligned> scratch(static_cast<std::size_t>(scratch_size) / sizeof(Aligned) + 1);
-        ReadArgs args = read_args(c, outputs);
-        args.residual = on_host(args.residual);
-        args.w_norm = on_host(args.w_norm);
-        args.w_down = on_host(args.w_down);
-        args.w_up = on_host(args.w_up);
-        args.w_inject = on_host(args.w_inject);
-        args.block_out = on_host(args.block_out);
-        args.inject_prev = on_host(args.inject_prev);
-        args.mixed = on_host(args.mixed);
-        args.inject = on_host(args.inject);
-        args.residual_out = on_host(args.residual_out);
-        args.lo = on_host(args.lo);
-        args.rs = on_host(args.rs);
-        args.q8_1 = on_host(args.q8_1);
-        args.scratch = scratch.data();
+        const SelftestInputs inputs{on_host(inputs_.residual),      on_host(inputs_.block_out),
+                                    on_host(inputs_.residual_bf16), on_host(inputs_.block_out_bf16),
+                                    on_host(inputs_.inject_prev),   on_host(inputs_.inject_prev_ties),
+                                    on_host(inputs_.w_norm),        on_host(inputs_.w_down),
+                                    on_host(inputs_.w_up),          on_host(inputs_.w_inject)};
+        const ReadArgs args = read_args(c, outputs, inputs, on_host(outputs_), scratch.data());
         const ReadChoice choice;
         Report ignored;
         try {
@@ -442,16 +417,7 @@ class Selftest {
     std::size_t memory_bytes_ = 0;
     std::vector<FillArgs> fills_;
     std::vector<Aligned> host_memory_;  // empty until it is needed
-    float* residual_ = nullptr;
-    float* block_out_ = nullptr;
-    std::uint16_t* residual_bf16_ = nullptr;
-    std::uint16_t* block_out_bf16_ = nullptr;
-    float* inject_prev_ = nullptr;
-    float* inject_prev_ties_ = nullptr;
-    float* w_norm_ = nullptr;
-    std::uint16_t* w_down_ = nullptr;
-    std::uint16_t* w_up_ = nullptr;
-    std::uint16_t* w_inject_ = nullptr;
+    SelftestInputs inputs_{};
     char* scratch_ = nullptr;
     char* outputs_ = nullptr;
     Stream stream_{};

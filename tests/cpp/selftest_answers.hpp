@@ -39,31 +39,15 @@ class SelftestCpu {
             answer.bytes[i] = selftest_output_bytes(c, i);
             answer.of[i] = Buffer<unsigned char>(answer.bytes[i]);
         }
-        const auto output = [&](int i) {
-            return answer.bytes[i] == 0 ? nullptr : reinterpret_cast<float*>(answer.of[i].data());
-        };
-        ReadArgs args{};
-        args.geometry = kModelGeometry;
-        args.tokens = c.tokens;
-        args.eps = kSelftestEps;
-        const bool bf16 = c.stream_type == StreamType::BFloat16;
-        args.stream_type = c.stream_type;
-        args.residual = bf16 ? static_cast<const void*>(residual_bf16_.data()) : residual_.data();
-        args.w_norm = w_norm_.data();
-        args.w_down = w_down_.data();
-        args.w_up = w_up_.data();
-        args.w_inject = c.inject ? w_inject_.data() : nullptr;
-        args.block_out = !c.fold ? nullptr
-                         : bf16  ? static_cast<const void*>(block_out_bf16_.data())
-                                 : block_out_.data();
-        args.inject_prev = !c.fold ? nullptr : bf16 ? inject_prev_ties_.data() : inject_prev_.data();
-        args.mixed = output(0);
-        args.inject = output(1);
-        args.residual_out = output(2);
-        args.lo = output(3);
-        args.rs = output(4);
-        args.q8_1 = reinterpret_cast<std::uint8_t*>(output(5));
-        args.scratch = scratch_.data();
+        void* outputs[kSelftestOutputs] = {};
+        for (int i = 0; i < kSelftestOutputs; ++i) {
+            if (answer.bytes[i] != 0) outputs[i] = answer.of[i].data();
+        }
+        const SelftestInputs inputs{residual_.data(),       block_out_.data(),   residual_bf16_.data(),
+                                    block_out_bf16_.data(), inject_prev_.data(), inject_prev_ties_.data(),
+                                    w_norm_.data(),         w_down_.data(),      w_up_.data(),
+                                    w_inject_.data()};
+        const ReadArgs args = selftest_read_args(c, inputs, outputs, scratch_.data());
         Report report;
         if (!cpu::read(args, path, inline_for, &report)) {
             std::fprintf(stderr, "%s\n", report.text);
