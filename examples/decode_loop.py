@@ -12,31 +12,7 @@ import time
 import torch
 
 from strata_ops import fused_gr_read, fused_gr_read_out
-
-N, HC, LR, VOCABULARY = 2560, 4, 320, 1000
-
-
-class Toy:
-    """Random weights: of the reads, in the op's order, and of what is around them."""
-
-    def __init__(self, reads: int, device: str):
-        random = torch.Generator().manual_seed(0)
-
-        def normal(*shape: int, scale: float) -> torch.Tensor:
-            return (torch.randn(shape, generator=random) * scale).to(device)
-
-        self.reads = [
-            (
-                1 + normal(HC, N, scale=0.1),
-                normal(LR, HC * N, scale=0.02).bfloat16(),
-                normal(HC * N, LR, scale=0.2).bfloat16(),
-                normal(HC, HC * N, scale=0.02).bfloat16(),
-            )
-            for _ in range(reads)
-        ]
-        self.embedding = normal(VOCABULARY, N, scale=1.0)
-        self.block = normal(N, N, scale=2 / N**0.5)
-        self.head = normal(N, VOCABULARY, scale=1 / N**0.5)
+from toy import HC, Toy
 
 
 def step(model: Toy, token: torch.Tensor, buffers=None):
@@ -72,7 +48,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=32, help="how many to decode (default 32)")
     args = parser.parse_args()
 
-    model = Toy(args.reads, args.device)
+    model = Toy(args.reads, args.device, block_gain=2)
     token = torch.ones(1, dtype=torch.long, device=args.device)
     buffers = step(model, token)  # the first call also runs the GPU's self-test, which no capture may hold
     text, micros = decode(lambda: step(model, token, buffers), token, args.tokens)

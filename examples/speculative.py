@@ -13,32 +13,9 @@ import argparse
 import torch
 
 from strata_ops import fused_gr_read
+from toy import HC, Toy
 
-N, HC, LR, VOCABULARY = 2560, 4, 320, 1000
 WINDOW = 4
-
-
-class Toy:
-    """Random weights: of the reads, in the op's order, and of what is around them."""
-
-    def __init__(self, reads: int, device: str):
-        random = torch.Generator().manual_seed(0)
-
-        def normal(*shape: int, scale: float) -> torch.Tensor:
-            return (torch.randn(shape, generator=random) * scale).to(device)
-
-        self.reads = [
-            (
-                1 + normal(HC, N, scale=0.1),
-                normal(LR, HC * N, scale=0.02).bfloat16(),
-                normal(HC * N, LR, scale=0.2).bfloat16(),
-                normal(HC, HC * N, scale=0.02).bfloat16(),
-            )
-            for _ in range(reads)
-        ]
-        self.embedding = normal(VOCABULARY, N, scale=1.0)
-        self.block = normal(N, N, scale=0.25 / N**0.5)
-        self.head = normal(N, VOCABULARY, scale=1 / N**0.5)
 
 
 def rows(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -66,7 +43,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=32, help="how many to decode (default 32)")
     args = parser.parse_args()
 
-    model, start = Toy(args.reads, args.device), list(range(1, HC + 1))
+    model, start = Toy(args.reads, args.device, block_gain=0.25), list(range(1, HC + 1))
     plain = list(start)
     while len(plain) < HC + args.tokens:
         plain += next_tokens(model, plain, 1, model.reads)

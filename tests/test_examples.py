@@ -44,6 +44,10 @@ def test_speculative(device):
     assert float(said.split(" a pass")[0].split()[-1]) > 1
 
 
+def test_the_toy_model_does_nothing_by_itself():
+    assert run("toy.py") == ""
+
+
 def test_every_example_is_run_by_a_test():
     sources = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     names = [path.name for path in (ROOT / "examples").glob("*.py")]
