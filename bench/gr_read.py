@@ -20,7 +20,7 @@ import strata_ops
 from strata_ops import debug
 
 sys.path.insert(0, str(Path(__file__).parent))
-from peers import peers, triton_peers
+from peers import overlapping_copy, peers, triton_peers
 from timing import measured_bandwidth, spread, time_alone, time_alternating, time_eager, time_graph
 
 WIDTH, STREAMS, RANK = 2560, 4, 320
@@ -94,6 +94,19 @@ def row(name, tokens, mode, samples, floor_us, placement="back_to_back", **more)
     }  # fmt: skip
 
 
+def alone_placements(args, residual: torch.Tensor, source: torch.Tensor, sets: list[dict]) -> list[tuple]:
+    """(name, kernel in front, what runs beside it for each set) of the placements in which no read overlaps another."""
+    if not (args.alone or args.prefetch):
+        return []
+    found = [("alone", lambda: residual.copy_(source), None)]
+    if (copy := overlapping_copy()) is not None:
+        found.append(("alone_overlapping", lambda: copy(residual, source), None))
+    if args.prefetch:
+        touch = [lambda w=w: [w[name].view(torch.int32).amax() for name in ("w_down", "w_up")] for w in sets]
+        found.append(("alone_prefetched", found[0][1], touch))
+    return found
+
+
 def run_cuda(args, progress) -> dict:
     device = torch.device(args.device)
     if device.index is None:
@@ -118,10 +131,10 @@ def run_cuda(args, progress) -> dict:
             for mode in args.modes:
                 progress(f"T={tokens} {name} {mode}")
                 rows.append(row(name, tokens, mode, modes[mode](calls), floor_us))
-            if args.alone:
-                progress(f"T={tokens} {name} alone")
-                samples = time_alone(calls, lambda i=inputs, s=source: i["residual"].copy_(s), args.rounds)
-                rows.append(row(name, tokens, "graph", samples, floor_us, "alone"))
+            for placement, before, beside in alone_placements(args, inputs["residual"], source, sets):
+                progress(f"T={tokens} {name} {placement}")
+                samples = time_alone(calls, before, args.rounds, beside)
+                rows.append(row(name, tokens, "graph", samples, floor_us, placement))
     name = torch.cuda.get_device_name(device)
     return {"device": name, "floor": {"us": floor_us, "gbps": bandwidth / 1e9}, "rows": rows}
 
@@ -161,7 +174,8 @@ def key_of(r: dict) -> tuple:
 
 def label_of(key: tuple) -> str:
     name, placement, mode, threads = key
-    return f"{name} {mode}" + (" alone" if placement == "alone" else "") + (f" {threads} threads" if threads else "")
+    where = "" if placement == "back_to_back" else " " + placement.replace("_", " ")
+    return f"{name} {mode}{where}" + (f" {threads} threads" if threads else "")
 
 
 def print_table(result: dict):
@@ -195,7 +209,7 @@ def plot(result: dict, path: str):
         errors = [[r["us_median"] - r["us_p10"] for r in points], [r["us_p90"] - r["us_median"] for r in points]]
         axes.errorbar(
             [r["tokens"] for r in points], times, yerr=errors, marker="o", capsize=3, label=label,
-            color=colours[key[0]], linestyle=":" if key[1] == "alone" else "-",
+            color=colours[key[0]], linestyle="-" if key[1] == "back_to_back" else ":",
         )  # fmt: skip
     axes.axhline(result["floor"]["us"], color="black", linestyle="--", label="floor: weights once")
     axes.set(xlabel="tokens a read", ylabel="us a read (median, p10 to p90)", title=result["device"], ylim=(0, None))
@@ -215,6 +229,7 @@ def main():
     parser.add_argument("--variants", type=lambda t: t.split(","), help="forced variants (default: all on a card)")
     parser.add_argument("--modes", type=lambda t: t.split(","), default=["graph"], help="graph, eager (card only)")
     parser.add_argument("--alone", action="store_true", help="also each read behind a small kernel (card only)")
+    parser.add_argument("--prefetch", action="store_true", help="alone, and with the weights read beside that kernel")
     parser.add_argument("--threads", type=numbers, default=[torch.get_num_threads()], help="CPU only")
     parser.add_argument("--streams", choices=["fp32", "bf16"], default="fp32", help="of residual, block_out")
     parser.add_argument("--sets", type=int, help="weight sets in turn (default 97 on a card, 20 on the CPU)")

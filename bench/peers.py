@@ -61,6 +61,15 @@ class TritonPeer(Peer):
         )  # fmt: skip
 
 
+def overlapping_copy():
+    """``copy(target, source)`` behind which an overlapping launch begins at once; None where there is none."""
+    if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability() < (9, 0):
+        return None
+    from triton_peer import overlapping_copy
+
+    return overlapping_copy
+
+
 def triton_peers() -> list[Peer]:
     """The Triton peer on a card, where Triton is installed."""
     return [TritonPeer()] if importlib.util.find_spec("triton") is not None else []

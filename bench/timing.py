@@ -32,19 +32,34 @@ def time_graph(calls: Sequence[Callable[[], object]], replays: int) -> list[floa
     return _time_on_device(graph.replay, replays, len(calls))
 
 
-def time_alone(calls: Sequence[Callable[[], object]], before: Callable[[], object], replays: int) -> list[float]:
+def time_alone(
+    calls: Sequence[Callable[[], object]],
+    before: Callable[[], object],
+    replays: int,
+    beside: Sequence[Callable[[], object]] | None = None,
+) -> list[float]:
     """Microseconds a call of :func:`time_graph`, each call behind ``before()``, whose own time is taken off.
 
     ``before`` is a small kernel that the call depends on, so that no call finds the card still busy with the one ahead
-    of it. Its own time is the median of a graph of as many of it alone.
+    of it. Its own time is the median of a graph of as many of it alone. ``beside``, where given, has for each call what
+    a second stream runs next to ``before()``; the call waits for it.
     """
     own = statistics.median(time_graph([before] * len(calls), replays))
+    side = torch.cuda.Stream()
 
-    def behind(call):
+    def behind(call, other):
+        if other is not None:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                kept = other()
         before()
+        if other is not None:
+            torch.cuda.current_stream().wait_stream(side)
+            return call(), kept
         return call()
 
-    return [t - own for t in time_graph([lambda c=call: behind(c) for call in calls], replays)]
+    pairs = zip(calls, beside or [None] * len(calls))
+    return [t - own for t in time_graph([lambda c=call, o=other: behind(c, o) for call, other in pairs], replays)]
 
 
 def time_eager(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:

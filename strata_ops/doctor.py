@@ -168,7 +168,7 @@ def _judge_device(name: str, facts: dict[str, Any], reason: str | None) -> list[
         return [_problem(f"{name}: the self-test did not complete: {reason}", "run python -m strata_ops check again")]
     if not gates["plain"]:
         return [_problem(f"{name} is not used: {facts['why']}", "use the CPU, and report python -m strata_ops parity")]
-    wrong = [gate for gate in ("split", "staged", "wide_up", "runtime_geometry") if not gates[gate]]
+    wrong = [gate for gate in ("split", "staged", "wide_up", "runtime_geometry", "tiled") if not gates[gate]]
     if wrong:
         return [
             _problem(

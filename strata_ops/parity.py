@@ -34,6 +34,7 @@ class Suite(NamedTuple):
 SUITES = (
     Suite("model", MODEL, tuple(range(1, 9)), False),
     Suite("model, special values", MODEL, (8, 9), True),
+    Suite("model, many tokens", MODEL, (40,), False),
     Suite("model, bf16 streams", MODEL, (1, 4), False, torch.bfloat16),
     Suite("model, bf16 streams, special values", MODEL, (9,), True, torch.bfloat16),
     *(Suite("x".join(map(str, geometry)), geometry, (1, 2, 8), False) for geometry in OTHER_GEOMETRIES),

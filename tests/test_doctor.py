@@ -108,7 +108,8 @@ def test_the_list_of_variables_is_whole():
     assert found == set(OURS)
 
 
-GATES = dict.fromkeys(("plain", "split", "staged", "wide_up", "runtime_geometry", "p4"), True) | {"state": "completed"}
+GATES = {gate: True for gate in ("plain", "split", "staged", "wide_up", "runtime_geometry", "tiled", "p4")}
+GATES |= {"state": "completed"}
 
 
 def gpu(arch="gfx1201", want="staged", chosen="staged", why="reasons", **gates):

@@ -131,17 +131,29 @@ STRATA_HOST_DEVICE Float4 normalise(Float4 residual, Float4 gain, float rs) {
 // chunk_dot() of each to its sum, which starts at +0; the kLanes sums meet in the xor tree. The rule is the same for a
 // down row (D weights) and an up row (rank weights); a lane without a chunk brings +0.
 
-// `first` and `second` are the activations of elements 0 to 3 and 4 to 7.
-STRATA_HOST_DEVICE float chunk_dot(const Chunk& weights, Float4 first, Float4 second) {
-    float dot = widen_low(weights.word[0]) * first.x;
-    dot = fmaf(widen_high(weights.word[0]), first.y, dot);
-    dot = fmaf(widen_low(weights.word[1]), first.z, dot);
-    dot = fmaf(widen_high(weights.word[1]), first.w, dot);
-    dot = fmaf(widen_low(weights.word[2]), second.x, dot);
-    dot = fmaf(widen_high(weights.word[2]), second.y, dot);
-    dot = fmaf(widen_low(weights.word[3]), second.z, dot);
-    dot = fmaf(widen_high(weights.word[3]), second.w, dot);
+// Elements 0 to 3 of a chunk, and 4 to 7.
+STRATA_HOST_DEVICE Float4 widen_first(const Chunk& w) {
+    return {widen_low(w.word[0]), widen_high(w.word[0]), widen_low(w.word[1]), widen_high(w.word[1])};
+}
+STRATA_HOST_DEVICE Float4 widen_second(const Chunk& w) {
+    return {widen_low(w.word[2]), widen_high(w.word[2]), widen_low(w.word[3]), widen_high(w.word[3])};
+}
+
+// `first` and `second` are the activations of elements 0 to 3 and 4 to 7; `low` and `high` their weights.
+STRATA_HOST_DEVICE float widened_dot(Float4 low, Float4 high, Float4 first, Float4 second) {
+    float dot = low.x * first.x;
+    dot = fmaf(low.y, first.y, dot);
+    dot = fmaf(low.z, first.z, dot);
+    dot = fmaf(low.w, first.w, dot);
+    dot = fmaf(high.x, second.x, dot);
+    dot = fmaf(high.y, second.y, dot);
+    dot = fmaf(high.z, second.z, dot);
+    dot = fmaf(high.w, second.w, dot);
     return dot;
+}
+
+STRATA_HOST_DEVICE float chunk_dot(const Chunk& weights, Float4 first, Float4 second) {
+    return widened_dot(widen_first(weights), widen_second(weights), first, second);
 }
 
 // The xor tree over a whole group on one thread: at each stage 16, 8, 4, 2, 1 lane l adds lane l ^ stage. Addition

@@ -10,7 +10,7 @@
 namespace strata {
 
 // Counted up when a struct below changes: libraries and the Python module must agree.
-inline constexpr std::uint32_t kBackendAbi = 5;
+inline constexpr std::uint32_t kBackendAbi = 6;
 
 // Where a call says what went wrong. `code` is the vendor runtime's, 0 where there is none.
 struct Report {
@@ -82,6 +82,7 @@ struct Gates {
     bool staged = false;            // equals plain
     bool wide_up = false;           // the 32-column up kernel equals the 16-column one
     bool runtime_geometry = false;  // equals plain
+    bool tiled = false;             // equals plain, on a card with shared memory for it
     bool p4 = false;                // equals staged, and was asked for
     bool stream = false;            // equals plain, and was asked for
 };

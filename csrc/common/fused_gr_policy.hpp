@@ -3,6 +3,8 @@
 // that brought P4 (see docs/); readers of it find them here under the same names.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <string_view>
 
 namespace strata {
@@ -16,6 +18,7 @@ inline constexpr int kHcSplit = 1;
 inline constexpr int kHcStaged = 2;
 inline constexpr int kHcRegisterHalf = 7;       // P4
 inline constexpr int kHcStream = 8;             // asked for by name: the character '8' names nothing
+inline constexpr int kHcTiled = 10;             // not selectable: takes reads of many tokens, see fused_gr_tiled_from
 inline constexpr int kHcRuntimeGeometry = 100;  // not selectable: runs where the geometry is not the model's
 
 struct GrVariant {
@@ -32,6 +35,7 @@ inline constexpr GrVariant kGrVariants[] = {
     {kHcRegisterHalf, "p4", true, "staged's schedule, tile h+2 carried in registers in two halves"},
     {kHcStream, "stream", true,
      "each row shared by four blocks; weights on their way before the launch ahead has ended"},
+    {kHcTiled, "tiled", false, "many tokens: tiles of rows times tiles of tokens, weights loaded once a tile"},
     {kHcRuntimeGeometry, "runtime_geometry", false, "any supported geometry, taken at run time"},
 };
 
@@ -139,6 +143,15 @@ constexpr int fused_gr_select(int want, bool split_ok, bool staged_ok, bool p4_g
 constexpr int fused_gr_choose(int want, bool split_ok, bool staged_ok, bool p4_gate_ok, bool stream_ok) noexcept {
     if ((want == kHcStream || want == kHcAuto) && stream_ok) return kHcStream;
     return fused_gr_select(want, split_ok, staged_ok, p4_gate_ok);
+}
+
+// Where the tiled kernels passed the self-test, reads of at least so many tokens are theirs, whatever the variant:
+// groups of eight would load the weights again for each. Plain and split were asked for to be what they are. (H200: 45
+// us for 9 to 32 tokens; staged 45 for eight, stream 34 for sixteen and 50 for 24. bench/NOTES.md)
+inline constexpr std::int64_t kNeverTiled = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t fused_gr_tiled_from(int variant) noexcept {
+    if (variant == kHcPlain || variant == kHcSplit) return kNeverTiled;
+    return variant == kHcStream ? 17 : 9;
 }
 
 // P4 equals staged, and staged equals plain: a candidate that agrees with a wrong reference is not promoted.
@@ -272,6 +285,9 @@ static_assert(fused_gr_candidate(kHcAuto, true, false) == kNoVariant &&
               "auto never asks for P4, nor 7 for stream");
 static_assert(fused_gr_choose(kHcAuto, true, true, true, false) == 2 &&
               fused_gr_choose(7, true, true, false, true) == 2 && fused_gr_choose(2, true, true, true, true) == 2);
+static_assert(fused_gr_tiled_from(0) == kNeverTiled && fused_gr_tiled_from(1) == kNeverTiled &&
+                  fused_gr_tiled_from(2) > 8 && fused_gr_tiled_from(7) > 8 && fused_gr_tiled_from(kHcStream) > 8,
+              "what one group of launches takes is the variant's own");
 static_assert(fused_gr_select(2, true, true, true) == 2, "nothing but 7 ever selects P4");
 static_assert(fused_gr_context_fatal(911, GrBackend::Cuda) && !fused_gr_context_fatal(911, GrBackend::Hip));
 static_assert(fused_gr_context_fatal(12345, GrBackend::Cuda) && fused_gr_context_fatal(-1, GrBackend::Hip));

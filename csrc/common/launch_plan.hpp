@@ -110,6 +110,37 @@ constexpr int stream_token_limit(std::size_t shared_limit) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
+// The tiled kernels, for reads of many tokens: tiles of rows times tiles of tokens, as in a matrix product.
+
+inline constexpr int kTiledTokens = 32;   // of a tile
+inline constexpr int kTiledGroup = 1024;  // tokens of one group of launches at most, which bounds the scratch
+inline constexpr int kTiledDownThreads = 128;
+inline constexpr int kTiledDownLanes = 4;  // of a block
+inline constexpr int kTiledDownRows = 36;
+inline constexpr int kTiledDownChunks = 2;  // of a lane, in a step; two steps are in shared memory
+inline constexpr int kTiledRows = static_cast<int>(kModelGeometry.rank + kModelGeometry.streams);
+inline constexpr int kTiledFinishThreads = 384;  // a thread for each of kTiledRows
+inline constexpr int kTiledUpThreads = 128;
+inline constexpr int kTiledColumns = 16;
+inline constexpr int kTiledUpChunks = 5;  // in shared memory
+static_assert(kTiledRows % kTiledDownRows == 0 && kTiledRows <= kTiledFinishThreads && kTiledFinishThreads % 64 == 0);
+static_assert(kTiledGroup % kTiledTokens == 0);
+
+inline constexpr std::size_t kTiledDownBytes =
+    2 * kTiledDownChunks * kTiledDownLanes * (kTiledDownRows + 2 + 2 * kTiledTokens) * std::size_t{kAlignment};
+inline constexpr std::size_t kTiledUpBytes =
+    kTiledUpChunks * 2 * (kTiledColumns * static_cast<int>(kModelGeometry.streams) + 4 + 2 * kTiledTokens) *
+        std::size_t{kAlignment} +
+    2 * kTiledColumns * static_cast<int>(kModelGeometry.streams) * 2 * kTiledTokens * sizeof(float);
+constexpr bool tiled_fits(std::size_t shared_limit) {
+    return kTiledDownBytes <= shared_limit && kTiledUpBytes <= shared_limit;
+}
+
+constexpr std::int64_t tiled_padded(std::int64_t tokens) {
+    return (tokens + kTiledTokens - 1) / kTiledTokens * kTiledTokens;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
 
 // Tokens that one launch of the down projection takes on a card whose blocks may have `shared_limit` bytes.
 constexpr int down_token_limit(int variant, std::size_t shared_limit) {
@@ -142,20 +173,29 @@ constexpr TokenPart token_part(std::int64_t total, std::int64_t limit, std::int6
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Scratch of one call: the normalised activations of one group of tokens, the stream variant's sums of its rows' lanes,
-// then a counter for each q8_1 block column.
+// Scratch of one call: the normalised activations of one group of tokens, what the stream variant or the tiled kernels
+// keep of its rows, then a counter for each q8_1 block column.
 
-constexpr std::int64_t group_tokens(std::int64_t tokens) { return tokens < kMaxTokens ? tokens : kMaxTokens; }
-
-constexpr std::int64_t scratch_sums_offset(const Geometry& g, std::int64_t tokens) {
-    return group_tokens(tokens) * g.depth() * static_cast<std::int64_t>(sizeof(float));
+// Tokens of the largest group that some variant makes of `tokens`.
+constexpr std::int64_t group_tokens(const Geometry& g, std::int64_t tokens) {
+    if (g != kModelGeometry) return tokens < kMaxTokens ? tokens : kMaxTokens;
+    return tokens < kTiledGroup ? tiled_padded(tokens) : kTiledGroup;
 }
 
-inline constexpr int kRowSums = 8;  // of a row and token: one for each lane number modulo eight
+inline constexpr int kRowSums = 8;             // stream's, of a row and token: one for each lane number modulo eight
+inline constexpr int kTiledSums = kLanes / 2;  // the tiled kernels': one for each lane number modulo sixteen
+static_assert(kRowSums <= kTiledSums);
 
-constexpr std::int64_t scratch_counter_offset(const Geometry& g, std::int64_t tokens) {
-    const std::int64_t sums = g == kModelGeometry ? group_tokens(tokens) * (g.rank + g.streams) * kRowSums : 0;
+constexpr std::int64_t scratch_sums_offset(const Geometry& g, std::int64_t tokens) {
+    return group_tokens(g, tokens) * g.depth() * static_cast<std::int64_t>(sizeof(float));
+}
+constexpr std::int64_t scratch_lo_offset(const Geometry& g, std::int64_t tokens) {
+    const std::int64_t sums = g == kModelGeometry ? group_tokens(g, tokens) * kTiledRows * kTiledSums : 0;
     return scratch_sums_offset(g, tokens) + sums * static_cast<std::int64_t>(sizeof(float));
+}
+constexpr std::int64_t scratch_counter_offset(const Geometry& g, std::int64_t tokens) {
+    const std::int64_t lo = g == kModelGeometry ? group_tokens(g, tokens) * g.rank : 0;
+    return scratch_lo_offset(g, tokens) + lo * static_cast<std::int64_t>(sizeof(float));
 }
 
 constexpr std::int64_t scratch_bytes(const Geometry& g, std::int64_t tokens) {
@@ -169,6 +209,7 @@ static_assert(down_shared_bytes(kHcStaged, kExactTokens) <= kPlainSharedLimit);
 static_assert(down_shared_bytes(kHcStaged, 3) == down_shared_bytes(kHcRegisterHalf, 3));
 static_assert(stream_token_limit(48 * 1024) == 2 && stream_token_limit(64 * 1024) == 4);
 static_assert(stream_token_limit(99 * 1024) == 4 && stream_token_limit(227 * 1024) == 8);
+static_assert(tiled_fits(64 * 1024), "all cards but those without more than the plain limit");
 static_assert(part_count(0, 8) == 0 && token_part(8, 6, 0).count == 4 && token_part(8, 6, 1).first == 4);
 
 }  // namespace strata

@@ -80,6 +80,7 @@ struct Device {
     std::atomic<int> q8_columns{kUpNarrow};
     std::atomic<bool> plain_wrong{false};
     std::atomic<bool> runtime_geometry_wrong{false};
+    std::atomic<bool> tiled{false};  // they may take reads of many tokens
 
     // Under check_mutex: why kernels could not be loaded, where they could not, of the established variants and of
     // others by their value; and what `describe` tells.
@@ -163,6 +164,11 @@ void say_choice(const Device& device, const SelftestResult& result, LogLines& li
         lines.add(LogLevel::Warning, "self-test on %s:%d (%s): %s%s%sdiffers from plain; %s runs", kBackendName,
                   device.index, arch, result.gates.split ? "" : "split ", result.gates.staged ? "" : "staged ",
                   result.gates.wide_up ? "" : "the 32-column up kernel ", variant_name(device.variant));
+    }
+    if (!result.gates.tiled && tiled_fits(device.facts.shared_bytes)) {
+        lines.add(LogLevel::Warning,
+                  "self-test on %s:%d (%s): tiled differs from plain; %s runs for any number of tokens", kBackendName,
+                  device.index, arch, variant_name(device.variant));
     }
 }
 
@@ -253,6 +259,7 @@ void plain_is_wrong(const Device& device, Report* report) {
 void not_completed(Device& device, LogLines& lines, const Report& report) {
     const Environment& env = environment();
     device.gates = {CheckState::NotCompleted};
+    device.tiled = false;
     device.variant = fused_gr_capped_at_staged(env.want);
     device.why = selector_phrase(env) + "; the self-test did not complete: " + report.text;
     device.state = CheckState::NotCompleted;
@@ -341,11 +348,12 @@ bool run_check(Device& device, CheckVisitor visit, void* context, LogLines& line
     device.first_difference = result.first_difference;
     device.plain_wrong = !gates.plain;
     device.runtime_geometry_wrong = !gates.runtime_geometry;
+    device.tiled = gates.plain && gates.tiled;
     device.why = selector_phrase(env);
     if (!gates.plain) {
         device.why += "; plain differs from the CPU in " + device.first_difference + ", so reads are refused";
         device.gates.split = device.gates.staged = device.gates.wide_up = device.gates.runtime_geometry = false;
-        device.gates.p4 = device.gates.stream = false;
+        device.gates.tiled = device.gates.p4 = device.gates.stream = false;
         device.variant = kHcPlain;
     } else if (env.want == device.variant || (env.want == kHcAuto && device.variant == kHcStream)) {
         device.why += "; it passed the self-test";
@@ -475,7 +483,10 @@ bool read(const ReadArgs* args, const ReadChoice* choice, int index, void* raw_s
             kBackendName, index, device->facts.arch, kSelftestVariable);
         return false;
     }
-    return queue(device->variant, device->q8_columns);
+    const int variant = device->variant;
+    const bool tiled =
+        device->tiled && args->geometry == kModelGeometry && args->tokens >= fused_gr_tiled_from(variant);
+    return queue(tiled ? kHcTiled : variant, device->q8_columns);
 }
 
 void set_log(LogSink sink) { log_sink = sink; }

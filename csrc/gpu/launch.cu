@@ -11,6 +11,8 @@
 #include "gpu/runtime_geometry.cuh"
 #include "gpu/stream_down.cuh"
 #include "gpu/stream_up.cuh"
+#include "gpu/tiled_down.cuh"
+#include "gpu/tiled_up.cuh"
 #include "gpu/up.cuh"
 
 namespace strata::gpu {
@@ -24,15 +26,17 @@ struct Named {
 
 // The kernels that touch the streams, by what these are made of.
 struct NormKernels {
-    Named plain, split, stream, runtime;
+    Named plain, split, stream, tiled, runtime;
 };
 constexpr NormKernels kNormFloat32{{gr_norm_kernel<kStreams, Float4>, "gr_norm_kernel (plain)"},
                                    {gr_norm_kernel<1, Float4>, "gr_norm_kernel (split)"},
                                    {gr_norm_kernel<1, Float4, ByQuarters>, "gr_norm_kernel (stream)"},
+                                   {gr_norm_kernel<1, Float4, ByTiledLanes>, "gr_norm_kernel (tiled)"},
                                    {gr_norm_runtime_kernel<Float4>, "gr_norm_runtime_kernel"}};
 constexpr NormKernels kNormBFloat16{{gr_norm_kernel<kStreams, Bf16x4>, "gr_norm_kernel (plain, bf16 streams)"},
                                     {gr_norm_kernel<1, Bf16x4>, "gr_norm_kernel (split, bf16 streams)"},
                                     {gr_norm_kernel<1, Bf16x4, ByQuarters>, "gr_norm_kernel (stream, bf16 streams)"},
+                                    {gr_norm_kernel<1, Bf16x4, ByTiledLanes>, "gr_norm_kernel (tiled, bf16 streams)"},
                                     {gr_norm_runtime_kernel<Bf16x4>, "gr_norm_runtime_kernel (bf16 streams)"}};
 
 constexpr const NormKernels& norm_kernels(StreamType type) {
@@ -41,6 +45,10 @@ constexpr const NormKernels& norm_kernels(StreamType type) {
 
 constexpr Named kUpNarrowKernel{gr_up_kernel<kUpNarrow>, "gr_up_kernel (16 columns)"};
 constexpr Named kUpWideKernel{gr_up_kernel<kUpWide>, "gr_up_kernel (32 columns)"};
+constexpr Named kTiledDown{gr_tiled_down_kernel, "gr_tiled_down_kernel"};
+constexpr Named kTiledFinish{gr_tiled_finish_kernel, "gr_tiled_finish_kernel"};
+constexpr Named kTiledUp{gr_tiled_up_kernel, "gr_tiled_up_kernel"};
+constexpr Named kTiledQuantise{gr_tiled_quantise_kernel, "gr_tiled_quantise_kernel"};
 constexpr Named kDownRuntime{gr_down_runtime_kernel, "gr_down_runtime_kernel"};
 constexpr Named kUpRuntime{gr_up_runtime_kernel, "gr_up_runtime_kernel"};
 
@@ -58,6 +66,10 @@ constexpr FixedKernel kFixedKernels[] = {
     {kHcSplit, kNormBFloat16.split.kernel},
     {kHcStream, kNormFloat32.stream.kernel},
     {kHcStream, kNormBFloat16.stream.kernel},
+    {kHcTiled, kNormFloat32.tiled.kernel},
+    {kHcTiled, kNormBFloat16.tiled.kernel},
+    {kHcTiled, kTiledFinish.kernel},
+    {kHcTiled, kTiledQuantise.kernel},
     {kHcRuntimeGeometry, kNormFloat32.runtime.kernel},
     {kHcRuntimeGeometry, kNormBFloat16.runtime.kernel},
     {kHcRuntimeGeometry, kDownRuntime.kernel},
@@ -168,6 +180,7 @@ GroupArgs group_args(const ReadArgs& args, std::int64_t first, int count) {
     group.residual_out = stream_at(args.residual_out, args.stream_type, first * g.depth());
     group.normalised = reinterpret_cast<float*>(scratch);
     group.row_sums = reinterpret_cast<float*>(scratch + scratch_sums_offset(g, args.tokens));
+    group.tiled_lo = reinterpret_cast<float*>(scratch + scratch_lo_offset(g, args.tokens));
     group.rs = at(args.rs, g.streams);
     group.lo = at(args.lo, g.rank);
     group.inject = at(args.inject, g.streams);
@@ -218,6 +231,19 @@ bool read_group_stream(const Launcher& launch, const GroupArgs& group, const Nor
            launch(kernels.up, dim3(kStreamUpBlocks), kStreamThreads, stream_up_bytes(instance), group);
 }
 
+bool read_group_tiled(const Launcher& launch, const GroupArgs& group, const NormKernels& norm) {
+    const auto tokens = static_cast<unsigned>(group.tokens);
+    const auto padded = static_cast<unsigned>(tiled_padded(group.tokens));
+    const unsigned tiles = padded / kTiledTokens;
+    const dim3 down_grid(kLanes / kTiledDownLanes, kTiledRows / kTiledDownRows, tiles);
+    return launch(norm.tiled, dim3(padded, kStreams), kNormThreads, 0, group) &&
+           launch(kTiledDown, down_grid, kTiledDownThreads, kTiledDownBytes, group) &&
+           launch(kTiledFinish, dim3(padded), kTiledFinishThreads, 0, group) &&
+           launch(kTiledUp, dim3(kWidth / kTiledColumns, tiles), kTiledUpThreads, kTiledUpBytes, group) &&
+           (group.q8_1 == nullptr ||
+            launch(kTiledQuantise, dim3(tokens, kQ8Columns / kNormGroups), kNormThreads, 0, group));
+}
+
 bool read_group_runtime(const Launcher& launch, const GroupArgs& group, const NormKernels& norm) {
     const Geometry& g = group.geometry;
     const dim3 norm_grid(static_cast<unsigned>(group.tokens), grid_size(g.streams));
@@ -234,14 +260,21 @@ bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, cons
     const bool tuned = args.geometry == kModelGeometry && variant != kHcRuntimeGeometry;
     if (fault_before_read(tuned ? variant : kHcRuntimeGeometry, args.stream_type)) return true;
     const bool streams = tuned && variant == kHcStream;
+    const bool tiled = tuned && variant == kHcTiled;
+    if (tiled && !tiled_fits(limits.shared_bytes)) {
+        report->say("the tiled kernels need %zu bytes of shared memory a block, and this card gives %zu", kTiledUpBytes,
+                    limits.shared_bytes);
+        return false;
+    }
     const Launcher launcher(stream, report, streams && limits.overlaps);
     const NormKernels& norm = norm_kernels(args.stream_type);
-    const int group_limit = streams ? stream_token_limit(limits.shared_bytes) : kMaxTokens;
+    const int group_limit = tiled ? kTiledGroup : streams ? stream_token_limit(limits.shared_bytes) : kMaxTokens;
     for (std::int64_t i = 0; i < part_count(args.tokens, group_limit); ++i) {
         const TokenPart part = token_part(args.tokens, group_limit, i);
         const GroupArgs group = group_args(args, part.first, part.count);
         const bool queued = !tuned    ? read_group_runtime(launcher, group, norm)
                             : streams ? read_group_stream(launcher, group, norm)
+                            : tiled   ? read_group_tiled(launcher, group, norm)
                                       : read_group(launcher, group, norm, variant, q8_columns, limits.shared_bytes);
         if (!queued) return false;
     }
@@ -263,6 +296,11 @@ int fused_gr_prepare(int variant, std::size_t shared_limit) {
             if (const int code = allow_shared(kernels.up.kernel, stream_up_bytes(tokens))) return code;
         }
         return 0;
+    }
+    if (variant == kHcTiled) {
+        if (!tiled_fits(shared_limit)) return 0;
+        if (const int code = allow_shared(kTiledDown.kernel, kTiledDownBytes)) return code;
+        return allow_shared(kTiledUp.kernel, kTiledUpBytes);
     }
     Kernel before = nullptr;
     for (int tokens = down_token_limit(variant, shared_limit); tokens > 0; --tokens) {

@@ -38,11 +38,12 @@ struct NormShared {
 // Where float4 `f` of a token's normalised activations goes: where it is.
 struct InOrder {
     static constexpr bool kOverlaps = false;
-    static constexpr __device__ int place(int f) { return f; }
+    static constexpr int kTokenTile = 1;
+    static __device__ int place(int token, int f) { return token * (kDepth / 4) + f; }
 };
 
-// Grid (tokens, streams / kStreamsPerBlock), kNormThreads threads. Where launches overlap, the blocks past the last
-// token ask for the weights.
+// Grid (tokens, streams / kStreamsPerBlock), kNormThreads threads. Where the order has tiles of tokens, the blocks past
+// the last token fill its tile with zeros; where launches overlap, they ask for the weights.
 template <int kStreamsPerBlock, class Four, class Order = InOrder>
 __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
     constexpr int kFloat4s = kWidth / 4;
@@ -51,6 +52,15 @@ __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
     const int thread = static_cast<int>(threadIdx.x);
     const int token = static_cast<int>(blockIdx.x);
     const int first_stream = static_cast<int>(blockIdx.y) * kStreamsPerBlock;
+    auto* const normalised = reinterpret_cast<Float4*>(args.normalised);
+    if constexpr (Order::kTokenTile > 1) {
+        if (token >= args.tokens) {
+            for (int f = thread; f < kFloat4s; f += kNormThreads) {
+                normalised[Order::place(token, first_stream * kFloat4s + f)] = Float4{};
+            }
+            return;
+        }
+    }
     if constexpr (Order::kOverlaps) {
         if (token >= args.tokens) {
             Order::ask_for_weights(args, (token - args.tokens) * kStreams + first_stream);
@@ -109,7 +119,6 @@ __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
     }
     local_barrier();
 
-    auto* normalised = reinterpret_cast<Float4*>(args.normalised) + std::int64_t{token} * (kDepth / 4);
 #pragma unroll
     for (int s = 0; s < kStreamsPerBlock; ++s) {
         const int stream = first_stream + s;
@@ -119,7 +128,7 @@ __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
         for (int round = 0; round < kRounds; ++round) {
             const int f = thread + round * kNormThreads;
             if (f >= kFloat4s) continue;
-            normalised[Order::place(stream * kFloat4s + f)] = normalise(values[s][round], gains[s][round], rs);
+            normalised[Order::place(token, stream * kFloat4s + f)] = normalise(values[s][round], gains[s][round], rs);
         }
     }
 }

@@ -27,13 +27,14 @@ __device__ __forceinline__ int quarter_chunk(int thread, int quarter) {
 // neighbouring threads read neighbouring float4s.
 struct ByQuarters {
     static constexpr bool kOverlaps = true;
+    static constexpr int kTokenTile = 1;
 
-    static constexpr __device__ int place(int f) {
+    static __device__ int place(int token, int f) {
         const int chunk = f / 2;
         const int lane = chunk % kLanes;
         const int quarter = lane % kRowSums / 2;
         const int thread = chunk / kLanes * kQuarterLanes + lane / kRowSums * 2 + lane % 2;
-        return (quarter * 2 + f % 2) * kQuarterChunks + thread;
+        return token * (kDepth / 4) + (quarter * 2 + f % 2) * kQuarterChunks + thread;
     }
 
     // In pieces with pauses: all at once keeps the activations of the read ahead waiting (H200, T = 1: 0.8 us).

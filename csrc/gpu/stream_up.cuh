@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) gr_stream_up_kernel(GroupAr
         const int row = i % kStreamUpRows;
         if (token >= tokens) continue;
         const int d = column_of(row);
-        shared.value[token][row] = args.normalised[token * kDepth + ByQuarters::place(d / 4) * 4 + d % 4];
+        shared.value[token][row] = args.normalised[ByQuarters::place(token, d / 4) * 4 + d % 4];
     }
     weights.arrive();
     local_barrier();

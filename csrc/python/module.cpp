@@ -260,6 +260,7 @@ py::dict gates_dict(const Gates& gates) {
     d["staged"] = gates.staged;
     d["wide_up"] = gates.wide_up;
     d["runtime_geometry"] = gates.runtime_geometry;
+    d["tiled"] = gates.tiled;
     d["p4"] = gates.p4;
     d["stream"] = gates.stream;
     return d;

@@ -178,11 +178,12 @@ inline void tell_state(int device) {
     }
     const Gates& g = facts.gates;
     say("state=%d", static_cast<int>(g.state));
-    say("gates=plain%d split%d staged%d wide%d runtime%d p4%d", g.plain, g.split, g.staged, g.wide_up,
-        g.runtime_geometry, g.p4);
+    say("gates=plain%d split%d staged%d wide%d runtime%d tiled%d p4%d", g.plain, g.split, g.staged, g.wide_up,
+        g.runtime_geometry, g.tiled, g.p4);
     say("want=%s", facts.want);
     say("chosen=%s", facts.chosen);
     say("why=%s", facts.why);
+    say("tiled_reads=%ld", gpu::planted_fault().reads[kHcTiled].load());
     say("p4_reads=%ld", gpu::planted_fault().reads[kHcRegisterHalf].load());
     say("allocations=%ld", sim::live_allocations());
     say("streams=%ld", sim::live_streams());

@@ -75,12 +75,15 @@ void plans() {
 
 void scratch() {
     for (std::int64_t tokens = 0; tokens <= 32; ++tokens) {
-        const std::int64_t held = tokens < 8 ? tokens : 8;  // the kernels take eight at a time
+        const std::int64_t held = (tokens + 31) / 32 * 32;   // whole tiles of the tiled kernels
+        const std::int64_t group = tokens < 8 ? tokens : 8;  // kernels of other geometries take eight at a time
         const std::int64_t offset = scratch_counter_offset(kModelGeometry, tokens);
-        CHECK(offset == held * (4 * 2560 + 324 * 8) * 4, tokens, offset);
-        CHECK(scratch_counter_offset({2048, 4, 320}, tokens) == held * 4 * 2048 * 4, tokens);
+        CHECK(offset == held * (4 * 2560 + 324 * 16 + 320) * 4, tokens, offset);
+        CHECK(scratch_counter_offset({2048, 4, 320}, tokens) == group * 4 * 2048 * 4, tokens);
         CHECK(scratch_bytes(kModelGeometry, tokens) == offset + 80 * 4, tokens);
     }
+    CHECK(scratch_bytes(kModelGeometry, 4096) == scratch_bytes(kModelGeometry, 1024),
+          "many tokens are cut into groups");
 }
 
 }  // namespace

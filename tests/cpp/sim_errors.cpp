@@ -265,11 +265,12 @@ void judge_check(const CheckScenario& s, const Site& site, int code, Judge& judg
     judge.want(std::strcmp(facts.chosen, left) == 0, std::string(left) + " runs, not " + facts.chosen);
     if (site.owner == kBystander) {
         const Gates& g = facts.gates;
-        judge.want(completed && g.plain && g.split && g.staged && g.runtime_geometry && g.wide_up && g.p4 == wants_p4,
+        judge.want(completed && g.plain && g.split && g.staged && g.runtime_geometry && g.tiled && g.wide_up &&
+                       g.p4 == wants_p4,
                    std::string("nothing is lost: ") + report.text);
     } else if (site.owner == kCandidate) {
         const Gates& g = facts.gates;
-        judge.want(completed && g.plain && g.split && g.staged && g.runtime_geometry && g.wide_up && !g.p4,
+        judge.want(completed && g.plain && g.split && g.staged && g.runtime_geometry && g.tiled && g.wide_up && !g.p4,
                    std::string("only P4 is lost: ") + report.text);
         judge.want(!wants_p4 || (last_line.find("P4 was asked for and is refused") != std::string::npos &&
                                  last_line.find(parenthesised(code)) != std::string::npos),
@@ -363,7 +364,7 @@ void test_read(const std::string& card, const Environment& environment, const st
     const bool checks = environment.count("STRATA_SELFTEST") == 0;
     Table table{(checks ? "first reads on " : "reads on ") + card, {"raises", "goes on", "exit"}, {}, {}};
     for (const char* variant :
-         {static_cast<const char*>(nullptr), "plain", "split", "staged", "p4", "runtime_geometry"}) {
+         {static_cast<const char*>(nullptr), "plain", "split", "staged", "p4", "tiled", "runtime_geometry"}) {
         const auto read = [&] {
             Report report;
             if (!model_read(prepared_device, variant, &report)) std::exit(7);

@@ -25,6 +25,7 @@ constexpr unsigned kP4 = 1u << kHcRegisterHalf;
 constexpr unsigned kStaged = 1u << kHcStaged;
 constexpr unsigned kSplit = 1u << kHcSplit;
 constexpr unsigned kStream = 1u << kHcStream;
+constexpr unsigned kTiled = 1u << kHcTiled;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Choices
@@ -188,7 +189,7 @@ void test_marker() {
             });
             const std::string scenario = "marker, wrong variants " + std::to_string(row.wrong);
             const std::string gates = std::string("plain1 split") + ((row.wrong & kSplit) != 0 ? "0" : "1") +
-                                      " staged" + (row.staged_ok ? "1" : "0") + " wide1 runtime1 p4" +
+                                      " staged" + (row.staged_ok ? "1" : "0") + " wide1 runtime1 tiled1 p4" +
                                       (row.p4_ok ? "1" : "0");
             expect(o.at("gates") == gates, scenario, o.at("gates") + ", not " + gates);
             int markers = 0;
@@ -210,12 +211,12 @@ void test_full(const char* card, int stride) {
     const bool gfx12 = std::strncmp(card, "gfx12", 5) == 0;
     expect(o.at("completed") == "1" && o.at("unequal") == "0", card, "all equal; " + o.at("first") + o.at("report"));
     expect(o.at("chosen") == (gfx12 ? "p4" : "staged"), card, "chose " + o.at("chosen"));
-    // plain, split, staged and the run-time geometry in every case; the wide up kernel twice where q8_1 is on.
+    // plain, split, staged, tiled and the run-time geometry in every case; the wide up kernel twice where q8_1 is on.
     int cases = 0, lines = 0;
     for (int i = 0; i < kSelftestCases; i += stride) {
         const bool q8_1 = selftest_case(i).q8_1;
         ++cases;
-        lines += 4 + (q8_1 ? 2 : 0) + (gfx12 ? 1 : 0) + (gfx12 && q8_1 ? 1 : 0);
+        lines += 5 + (q8_1 ? 2 : 0) + (gfx12 ? 1 : 0) + (gfx12 && q8_1 ? 1 : 0);
     }
     expect(o.at("lines") == std::to_string(lines), card, "comparisons: " + o.at("lines"));
     expect(o.at("allocations") == "0" && o.at("streams") == "0", card, "something was left behind");
@@ -268,6 +269,9 @@ constexpr PlantedFault kFaults[] = {
     {"stream: wrong arithmetic", Fault::kWrongArithmetic, kStream, 0, "sm_90", "staged", "stream", "stream"},
     {"stream: stale q8_1 counter", Fault::kStaleCounter, kStream, 0, "sm_90", "staged", "stream", "stream"},
     {"stream: flipped bit in residual_out", Fault::kFlippedBit, kStream, 2, "sm_90", "staged", "stream", "auto"},
+    {"tiled: wrong arithmetic", Fault::kWrongArithmetic, kTiled, 0, "gfx1201", "staged", "tiled", "2"},
+    {"tiled: flipped bit in lo", Fault::kFlippedBit, kTiled, 3, "sm_90", "stream", "tiled", "stream"},
+    {"tiled writes nothing", Fault::kWritesNothing, kTiled, 0, "gfx942", "staged", "tiled", "2"},
     {"stream writes nothing", Fault::kWritesNothing, kStream, 0, "gfx942", "staged", "stream", "stream"},
 };
 
@@ -331,6 +335,81 @@ void test_faults() {
         if (plain_wrong) expect_named(f, o.at("read_says"));
         std::printf("%-52s %s, %s runs\n", f.name, lost ? "process ended" : ("caught by " + o.at("first")).c_str(),
                     plain_wrong ? "nothing" : o.at("chosen").c_str());
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Many tokens: theirs are the tiled kernels where these passed the self-test, unless plain or split was asked for.
+
+// A read at the model's geometry, of zeros.
+bool model_read(int device, std::int64_t tokens, Report* report) {
+    constexpr Geometry g = kModelGeometry;
+    const auto floats = [](std::int64_t count) { return Buffer<float>(count); };
+    Buffer<float> residual = floats(tokens * g.depth()), w_norm = floats(g.depth()), mixed = floats(tokens * g.width),
+                  lo = floats(tokens * g.rank), rs = floats(tokens * g.streams);
+    Buffer<std::uint16_t> w_down(g.rank * g.depth()), w_up(g.rank * g.depth());
+    Buffer<unsigned char> scratch(backend().scratch_size(&g, tokens));
+    const auto lend = [&](const char* name, auto& buffer, std::int64_t count, bool writable) {
+        sim::declare(device, name, buffer.data(), static_cast<std::size_t>(count) * sizeof *buffer.data(), writable,
+                     true);
+    };
+    lend("residual", residual, tokens * g.depth(), false);
+    lend("w_norm", w_norm, g.depth(), false);
+    lend("w_down", w_down, g.rank * g.depth(), false);
+    lend("w_up", w_up, g.rank * g.depth(), false);
+    lend("mixed", mixed, tokens * g.width, true);
+    lend("lo", lo, tokens * g.rank, true);
+    lend("rs", rs, tokens * g.streams, true);
+    lend("scratch", scratch, backend().scratch_size(&g, tokens), true);
+    ReadArgs args{};
+    args.geometry = g;
+    args.tokens = tokens;
+    args.eps = 1e-6f;
+    args.residual = residual.data();
+    args.w_norm = w_norm.data();
+    args.w_down = w_down.data();
+    args.w_up = w_up.data();
+    args.mixed = mixed.data();
+    args.lo = lo.data();
+    args.rs = rs.data();
+    args.scratch = scratch.data();
+    const ReadChoice choice;
+    return backend().read(&args, &choice, device, nullptr, report) && sim::stream_synchronize(nullptr) == 0;
+}
+
+void test_many_tokens() {
+    const struct {
+        const char* card;
+        const char* value;
+        const char* selftest;
+        unsigned wrong;
+        std::int64_t tokens;
+        bool tiled;
+    } rows[] = {
+        {"gfx1201", "2", "1", 0, 8, false},      {"gfx1201", "2", "1", 0, 9, true},
+        {"gfx1201", "2", "1", kTiled, 9, false}, {"gfx1201", "2", "0", 0, 9, false},
+        {"gfx1201", "0", "1", 0, 9, false},      {"gfx1201", "1", "1", 0, 9, false},
+        {"gfx1201", "7", "1", 0, 9, true},       {"sm_90", "stream", "1", 0, 16, false},
+        {"sm_90", "stream", "1", 0, 17, true},   {"gfx90a,64,49152,4", "2", "1", 0, 9, false},
+    };
+    for (const auto& row : rows) {
+        const Outcome o = run({{"STRATA_HC_SPLIT", row.value}, {"STRATA_SELFTEST", row.selftest}}, [&] {
+            gpu::planted_fault().case_stride = kSelftestCases;
+            gpu::planted_fault().fault = row.wrong != 0 ? Fault::kWrongArithmetic : Fault::kNone;
+            gpu::planted_fault().variants = row.wrong;
+            const int device = open_card(row.card);
+            Report report;
+            say("read=%d %s", model_read(device, 1, &report), report.text);
+            tell_state(device);
+            say("read=%d %s", model_read(device, row.tokens, &report), report.text);
+            tell_state(device);
+        });
+        const std::string scenario =
+            std::string(row.card) + " " + row.value + ", " + std::to_string(row.tokens) + " tokens";
+        const auto reads = o.all("tiled_reads");
+        expect(o.status == 0 && o.all("read") == std::vector<std::string>{"1 ", "1 "}, scenario, o.at("read"));
+        expect(reads.size() == 2 && (reads[0] != reads[1]) == row.tiled, scenario,
+               row.tiled ? "is read by other kernels" : "is read by the tiled kernels");
     }
 }
 
@@ -444,6 +523,7 @@ int main(int argc, char** argv) {
         test_faults();
     } else if (part == "once") {
         test_once();
+        test_many_tokens();
     } else {
         std::fprintf(stderr, "usage: sim_gate choices|full CARD STRIDE|faults|once\n");
         return 2;

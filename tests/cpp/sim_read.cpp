@@ -414,6 +414,23 @@ void check_stream(const char* lanes) {
     }
 }
 
+// The tiled kernels: whole reads, around the size of a tile.
+void check_tiled(const char* lanes) {
+    const bool wave64 = std::strcmp(lanes, "64") == 0;
+    const Inputs in = make_inputs(kModelGeometry, 70);
+    const Outputs expected[] = {cpu_answer(in, false), cpu_answer(in, true)};
+    const char* const cards[] = {wave64 ? "sm_90,64,232448,4" : "sm_90", wave64 ? "gfx942" : "gfx1201"};
+    for (std::uint64_t seed = 0; seed < 2; ++seed) {
+        OpenCard card(cards[seed], seed);
+        for (const std::int64_t tokens : {1, 8, 31, 32, 33, 70}) {
+            const bool fold = (tokens % 2 == 0) == (seed == 0);
+            check_read(card, in, kHcTiled, 16, tokens, {fold, tokens != 32, tokens != 8}, expected[fold]);
+        }
+        const Options bf16{true, true, true, StreamType::BFloat16};
+        check_read(card, in, kHcTiled, 16, 40, bf16, cpu_answer(in, true, StreamType::BFloat16));
+    }
+}
+
 // Kernels that take the geometry, and reads of more tokens than a group has.
 void check_geometries(const char* lanes) {
     const bool wave64 = std::strcmp(lanes, "64") == 0;
@@ -488,6 +505,7 @@ void check_strict() {
         for (const std::int64_t tokens : {1, 2, 3, 7}) {
             check_read(card, stream, kHcStream, 16, tokens, {true, true, tokens != 2}, stream_answer);
         }
+        check_read(card, stream, kHcTiled, 16, 7, {true, true, true}, stream_answer);
     }
 }
 
@@ -534,6 +552,7 @@ int main(int count, char** arguments) {
     check_everything(count > 1 ? arguments[1] : "32");
     check_geometries(count > 1 ? arguments[1] : "32");
     check_stream(count > 1 ? arguments[1] : "32");
+    check_tiled(count > 1 ? arguments[1] : "32");
 #endif
     return strata::test::result();
 }

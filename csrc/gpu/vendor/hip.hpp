@@ -26,6 +26,10 @@ inline constexpr const char* kBackendName = "hip";
 // Whether this pass compiles for 32-lane waves. The macro for it is gone from ROCm 7; the host pass has no answer.
 #define STRATA_WAVE32 __has_builtin(__builtin_amdgcn_ballot_w32)
 
+// The second number of __launch_bounds__ for a kernel of which so many blocks should fit a multiprocessor at once. Here
+// it counts waves of a SIMD, and more than one costs registers: gfx942 would spill.
+constexpr int resident_blocks(int) { return 1; }
+
 // Waits until all threads of the block are here and their memory accesses are seen by each other.
 __device__ __forceinline__ void barrier() { __syncthreads(); }
 
