@@ -88,7 +88,8 @@ STRATA_HOST_DEVICE float exp_f32(float x);
 STRATA_HOST_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
 
 // NaN at -inf (-inf / inf), -0 below about -88.8.
-STRATA_HOST_DEVICE float silu(float x) { return x / (1.0f + exp_f32(-x)); }
+STRATA_HOST_DEVICE float silu_denominator(float x) { return 1.0f + exp_f32(-x); }
+STRATA_HOST_DEVICE float silu(float x) { return x / silu_denominator(x); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Step 1, the fold: R'[c, d] = fmaf(block_out[d], fold_gain(inject_prev[c]), R[c, d])
@@ -165,9 +166,8 @@ STRATA_HOST_DEVICE float tree_sum(float (&lanes)[kLanes]) {
     return lanes[0];
 }
 
-STRATA_HOST_DEVICE float down_activation(float sum, std::int64_t streams) {
-    return silu(sum / static_cast<float>(streams));
-}
+STRATA_HOST_DEVICE float down_sum_mean(float sum, std::int64_t streams) { return sum / static_cast<float>(streams); }
+STRATA_HOST_DEVICE float down_activation(float sum, std::int64_t streams) { return silu(down_sum_mean(sum, streams)); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Step 5, the mix: mix_first of stream 0, mix_next of streams 1, 2, ... in order, then mix_mean.

@@ -29,13 +29,19 @@ struct StreamUpShared {
 static_assert(sizeof(StreamUpShared<1>) == stream_up_bytes(1) && sizeof(StreamUpShared<2>) == stream_up_bytes(2) &&
               sizeof(StreamUpShared<4>) == stream_up_bytes(4) && sizeof(StreamUpShared<8>) == stream_up_bytes(8));
 
-// What is left of a down row's tree: eight sums, stages 4, 2 and 1.
-__device__ __forceinline__ float finish_row(const GroupArgs& args, int token, int row) {
-    const auto* sums = reinterpret_cast<const Float4*>(args.row_sums) + token * 2 * kRowsAndInject + row;
-    const Float4 low = load_float4(sums);
-    const Float4 high = load_float4(sums + kRowsAndInject);
-    return ((low.x + high.x) + (low.z + high.z)) + ((low.y + high.y) + (low.w + high.w));
-}
+// The eight sums of a down row that the down kernel has left, and the rest of their tree: stages 4, 2 and 1.
+struct RowSums {
+    Float4 low, high;
+
+    __device__ __forceinline__ void load(const GroupArgs& args, int token, int row) {
+        const auto* sums = reinterpret_cast<const Float4*>(args.row_sums) + token * 2 * kRowsAndInject + row;
+        low = load_float4(sums);
+        high = load_float4(sums + kRowsAndInject);
+    }
+    __device__ __forceinline__ float tree() const {
+        return ((low.x + high.x) + (low.z + high.z)) + ((low.y + high.y) + (low.w + high.w));
+    }
+};
 
 // The q8_1 blocks that this block has columns of, once all of their columns are there.
 __device__ __forceinline__ void quantise_shared_columns(const GroupArgs& args, unsigned (&last)[2]) {
@@ -84,25 +90,43 @@ __global__ void __launch_bounds__(kStreamThreads, 2) gr_stream_up_kernel(GroupAr
     let_next_launch_begin();
     wait_for_launch_before();
 
+    // All loads are asked for before anything waits for one: compilers do not move them over the branch of a division.
+    RowSums sums_of[kTokens];
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {
-        const bool filled = token < tokens;  // the dots of others are thrown away
-        const float lo = filled ? canonical(down_activation(finish_row(args, token, thread), kStreams)) : 0.0f;
-        const int half = thread % kChunk / 4;
-        auto* place = reinterpret_cast<float*>(shared.lo[token] + half * kStreamUpRowChunks + thread / kChunk);
-        place[thread % 4] = lo;
-        if (filled && blockIdx.x == 0) args.lo[token * kRank + thread] = lo;
+        if (token < tokens) sums_of[token].load(args, token, thread);
     }
-    if (blockIdx.x == 1 && args.w_inject != nullptr && thread < tokens * kStreams) {
-        args.inject[thread] = canonical(finish_row(args, thread / kStreams, kRank + thread % kStreams));
+    constexpr int kValues = (kTokens * kStreamUpRows + kStreamThreads - 1) / kStreamThreads;
+    float values[kValues];
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+        const int token = (thread + i * kStreamThreads) / kStreamUpRows;
+        const int d = column_of((thread + i * kStreamThreads) % kStreamUpRows);
+        if (token < tokens) values[i] = args.normalised[ByQuarters::place(token, d / 4) * 4 + d % 4];
+    }
+    float lo[kTokens], denominator[kTokens];
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {  // the dots of missing tokens are thrown away
+        lo[token] = token < tokens ? down_sum_mean(sums_of[token].tree(), kStreams) : 0.0f;
+        denominator[token] = silu_denominator(lo[token]);
     }
 #pragma unroll
-    for (int i = thread; i < kTokens * kStreamUpRows; i += kStreamThreads) {
-        const int token = i / kStreamUpRows;
-        const int row = i % kStreamUpRows;
-        if (token >= tokens) continue;
-        const int d = column_of(row);
-        shared.value[token][row] = args.normalised[ByQuarters::place(token, d / 4) * 4 + d % 4];
+    for (int token = 0; token < kTokens; ++token) {
+        lo[token] = canonical(lo[token] / denominator[token]);
+        const int half = thread % kChunk / 4;
+        auto* place = reinterpret_cast<float*>(shared.lo[token] + half * kStreamUpRowChunks + thread / kChunk);
+        place[thread % 4] = lo[token];
+        if (token < tokens && blockIdx.x == 0) args.lo[token * kRank + thread] = lo[token];
+    }
+    if (blockIdx.x == 1 && args.w_inject != nullptr && thread < tokens * kStreams) {
+        RowSums inject;
+        inject.load(args, thread / kStreams, kRank + thread % kStreams);
+        args.inject[thread] = canonical(inject.tree());
+    }
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+        const int place = thread + i * kStreamThreads;
+        if (place < tokens * kStreamUpRows) (&shared.value[0][0])[place] = values[i];
     }
     weights.arrive();
     local_barrier();
