@@ -89,10 +89,22 @@ __device__ __forceinline__ void add_tile(float (&sums)[kTokens], const Chunk (&w
         const int chunk = round * kLanes + logical_lane();
         const Float4* first = tile + Layout::place(2 * chunk);
         const Float4* second = tile + Layout::place(2 * chunk + 1);
+        const Float4 low = widen_first(weights[round]);
+        const Float4 high = widen_second(weights[round]);
+        const auto dot = [&](int k) {
+            return widened_dot(low, high, first[k * kTileFloat4s], second[k * kTileFloat4s]);
+        };
+        const int there = kExact ? kTokens : tokens;
 #pragma unroll
-        for (int k = 0; k < kTokens; ++k) {
-            if (!kExact && k >= tokens) continue;
-            sums[k] = sums[k] + chunk_dot(weights[round], first[k * kTileFloat4s], second[k * kTileFloat4s]);
+        for (int k = 0; k < kTokens; k += 2) {  // two at once, so that neither waits for its own last operation
+            if (k + 1 < there) {
+                const float one = dot(k);
+                const float other = dot(k + 1);
+                sums[k] = sums[k] + one;
+                sums[k + 1] = sums[k + 1] + other;
+            } else if (k < there) {
+                sums[k] = sums[k] + dot(k);
+            }
         }
     }
 }

@@ -30,20 +30,24 @@ struct UpShared {
     bool last;
 };
 
-// The sum of one up row for one token, the same in each of the row's threads.
-__device__ __forceinline__ float up_row_sum(const Chunk (&weights)[kRowRounds], const Float4* lo, int j) {
-    float dot[kRowRounds];
-#pragma unroll
-    for (int round = 0; round < kRowRounds; ++round) {
+// A thread's share of the sums of one up row, one for each token.
+struct UpRowSums {
+    float of[kMaxTokens];
+
+    // Adds the dots of the thread's chunk `round`, whose weights are widened once for all tokens.
+    __device__ __forceinline__ void add(const Chunk& weights, int round, const Float4* lo, int j, int tokens) {
+        const Float4 low = widen_first(weights);
+        const Float4 high = widen_second(weights);
         const int chunk = j + round * kRowThreads;
-        dot[round] = chunk_dot(weights[round], lo[LoLayout::place(2 * chunk)], lo[LoLayout::place(2 * chunk + 1)]);
+        const Float4* first = lo + LoLayout::place(2 * chunk);
+        const Float4* second = lo + LoLayout::place(2 * chunk + 1);
+#pragma unroll
+        for (int k = 0; k < kMaxTokens; ++k) {
+            if (k >= tokens) break;
+            of[k] = of[k] + widened_dot(low, high, first[k * kLoFloat4s], second[k * kLoFloat4s]);
+        }
     }
-    const float lane0 = (0.0f + dot[0]) + dot[4];  // lane j
-    const float lane1 = 0.0f + dot[1];             // lane j + 8
-    const float lane2 = 0.0f + dot[2];             // lane j + 16
-    const float lane3 = 0.0f + dot[3];             // lane j + 24
-    return tree_sum<kRowThreads>((lane0 + lane2) + (lane1 + lane3));
-}
+};
 
 // Grid width / COLUMNS, kUpThreads threads.
 template <int COLUMNS>
@@ -101,11 +105,19 @@ __global__ void __launch_bounds__(kUpThreads) gr_up_kernel(GroupArgs args) {
 
 #pragma unroll
     for (int pass = 0; pass < kRows / kRowsAtOnce; ++pass) {
+        // Lane j's two chunks and lane j + 16's, which is the tree's first stage (its +0 + x is x: the sum on the left
+        // began with +0 and is never -0); then lane j + 8's and lane j + 24's.
+        UpRowSums upper{}, lower{};
+        upper.add(weights[pass][0], 0, shared.lo, j, args.tokens);
+        upper.add(weights[pass][4], 4, shared.lo, j, args.tokens);
+        upper.add(weights[pass][2], 2, shared.lo, j, args.tokens);
+        lower.add(weights[pass][1], 1, shared.lo, j, args.tokens);
+        lower.add(weights[pass][3], 3, shared.lo, j, args.tokens);
         float mine = 0.0f;
 #pragma unroll
         for (int k = 0; k < kMaxTokens; ++k) {
-            if (k >= args.tokens) continue;
-            const float sum = up_row_sum(weights[pass], shared.lo + k * kLoFloat4s, j);
+            if (k >= args.tokens) break;
+            const float sum = tree_sum<kRowThreads>(upper.of[k] + lower.of[k]);
             if (j == k) mine = sum;
         }
         const int row = pass * kRowsAtOnce + thread / kRowThreads;
