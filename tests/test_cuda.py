@@ -121,6 +121,42 @@ def test_streams_at_once(runner):
 
 
 @gpu_runners
+@pytest.mark.parametrize("tokens", [1, 8, 17])
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "graph"])
+def test_arguments_written_directly_ahead(runner, tokens, captured):
+    """A read sees what the kernel ahead of it wrote, weights too, however early its own kernels begin."""
+    first, exact = on_gpu(tokens)
+    second = make_inputs(MODEL, tokens, seed=5)
+    other = named(op.fused_gr_read(*second, q8_1=True))  # the CPU's
+    second = second.map(lambda t: t.cuda())
+    static = first.map(torch.empty_like)
+
+    def writes_and_reads():
+        """Each argument in turn is the last to be written; the two contents alternate."""
+        made = []
+        for last in range(len(static)):
+            for source, expected in ((first, exact), (second, other)):
+                for i in sorted(range(len(static)), key=lambda i: i == last):
+                    static[i].copy_(source[i])
+                made.append((static._fields[last], named(forced(runner, static)), expected))
+        return made
+
+    writes_and_reads()  # kernels are loaded
+    torch.cuda.synchronize()
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            made = writes_and_reads()
+        for _ in range(3):
+            graph.replay()
+    else:
+        torch.cuda._sleep(100_000_000)  # all is queued before any of it runs
+        made = writes_and_reads()
+    for last, result, expected in made:
+        assert_same(result, expected, f"{last} written last")
+
+
+@gpu_runners
 @pytest.mark.parametrize("tokens", [1, 4, 8])
 def test_a_thousand_times(runner, tokens):
     inputs, exact = on_gpu(tokens)
