@@ -85,7 +85,8 @@ STRATA_HOST_DEVICE Bf16x4 round_bf16(Float4 v) {
 
 STRATA_HOST_DEVICE float exp_f32(float x);
 
-STRATA_HOST_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
+STRATA_HOST_DEVICE float sigmoid_denominator(float x) { return 1.0f + exp_f32(-x); }
+STRATA_HOST_DEVICE float sigmoid(float x) { return 1.0f / sigmoid_denominator(x); }
 
 // NaN at -inf (-inf / inf), -0 below about -88.8.
 STRATA_HOST_DEVICE float silu_denominator(float x) { return 1.0f + exp_f32(-x); }

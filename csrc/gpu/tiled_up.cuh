@@ -122,18 +122,23 @@ __global__ void __launch_bounds__(kTiledUpThreads, resident_blocks(3)) gr_tiled_
         if (k < kMine) one[s][k][thread] = half == 0 ? sums[s][k + kMine] : sums[s][k];
     });
     local_barrier();
+    // All denominators before the first division, whose branch nothing is moved over.
+    float gates[kMine][kStreams];
 #pragma unroll
     for (int k = 0; k < kMine; ++k) {
-        const int token = first_token + token_group + (half * kMine + k) * kTiledUpTokenGroups;
-        float gates[kStreams];
 #pragma unroll
         for (int stream = 0; stream < kStreams; ++stream) {
             const float mine = half == 0 ? sums[stream][k] : sums[stream][k + kMine];
-            gates[stream] = sigmoid(mine + one[stream][k][thread ^ kTiledUpHalf]);
+            gates[k][stream] = sigmoid_denominator(mine + one[stream][k][thread ^ kTiledUpHalf]);
         }
-        float mix = mix_first(values[k][0], gates[0]);
+    }
 #pragma unroll
-        for (int stream = 1; stream < kStreams; ++stream) mix = mix_next(values[k][stream], gates[stream], mix);
+    for (int k = 0; k < kMine; ++k) {
+        const int token = first_token + token_group + (half * kMine + k) * kTiledUpTokenGroups;
+        float mix = mix_first(values[k][0], 1.0f / gates[k][0]);
+#pragma unroll
+        for (int stream = 1; stream < kStreams; ++stream)
+            mix = mix_next(values[k][stream], 1.0f / gates[k][stream], mix);
         if (token >= args.tokens) continue;
         args.mixed[std::int64_t{token} * kWidth + first_column + column] = canonical(mix_mean(mix, kStreams));
     }
