@@ -118,6 +118,12 @@ constexpr bool fused_gr_has_own_gate(int variant) noexcept {
     return variant == kHcRegisterHalf || variant == kHcStream;
 }
 
+// Whose launches each begin while the one ahead of them still runs, on cards that have that. (Plain and split wait in
+// order: what the others are compared with.)
+constexpr bool fused_gr_overlaps(int variant) noexcept {
+    return variant == kHcStaged || variant == kHcRegisterHalf || variant == kHcStream;
+}
+
 // Only an explicit request on gfx1200 or gfx1201 ever launches the candidate.
 constexpr bool fused_gr_p4_selftest_requested(int want, bool gfx12) noexcept {
     return want == kHcRegisterHalf && gfx12;

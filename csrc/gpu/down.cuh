@@ -30,11 +30,25 @@ __device__ __forceinline__ DownRow down_row(const GroupArgs& args) {
 }
 
 // The chunks of tile `tile` that this lane takes of its row.
+__device__ __forceinline__ const Chunk* row_tile(const DownRow& row, int tile) {
+    return row.weights + tile * kTileChunks + logical_lane();
+}
 __device__ __forceinline__ void load_row_tile(Chunk (&weights)[kTileRounds], const DownRow& row, int tile) {
 #pragma unroll
     for (int round = 0; round < kTileRounds; ++round) {
-        weights[round] = load_weights(row.weights + tile * kTileChunks + round * kLanes + logical_lane());
+        weights[round] = load_weights(row_tile(row, tile) + round * kLanes);
     }
+}
+
+// How staged and P4 begin: the next launch may start, the first tile's weights are asked for, and then whatever ran
+// before is waited for.
+__device__ __forceinline__ void begin_down(Chunk (&weights)[kTileRounds], const DownRow& row) {
+    let_next_launch_begin();
+#pragma unroll
+    for (int round = 0; round < kTileRounds; ++round) {
+        weights[round] = load_weights_now(row_tile(row, 0) + round * kLanes);
+    }
+    wait_for_launch_before();
 }
 
 __device__ __forceinline__ void settle_row_tile(Chunk (&weights)[kTileRounds]) {

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kDownThreads, 1) gr_down_register_half_kernel(
     Chunk next_weights[kTileRounds];
     HcChain<kHalfA - 1> half_a;
 
-    load_row_tile(weights, row, 0);
+    begin_down(weights, row);
     stage_htile<MAX_T>(buffers, args, tokens, 0);
     stage_htile<MAX_T>(buffers + buffer_size, args, tokens, 1);
     copy_async_commit();

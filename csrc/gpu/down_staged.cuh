@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kDownThreads, 1) gr_down_staged_kernel(GroupAr
     Chunk weights[kTileRounds];
     Chunk next_weights[kTileRounds];
 
-    load_row_tile(weights, row, 0);
+    begin_down(weights, row);
     stage_htile<MAX_T>(buffers, args, tokens, 0);
     copy_async_commit();
     stage_htile<MAX_T>(buffers + buffer_size, args, tokens, 1);

@@ -266,7 +266,7 @@ bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, cons
                     limits.shared_bytes);
         return false;
     }
-    const Launcher launcher(stream, report, streams && limits.overlaps);
+    const Launcher launcher(stream, report, tuned && limits.overlaps && fused_gr_overlaps(variant));
     const NormKernels& norm = norm_kernels(args.stream_type);
     const int group_limit = tiled ? kTiledGroup : streams ? stream_token_limit(limits.shared_bytes) : kMaxTokens;
     for (std::int64_t i = 0; i < part_count(args.tokens, group_limit); ++i) {

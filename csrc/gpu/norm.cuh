@@ -37,13 +37,13 @@ struct NormShared {
 
 // Where float4 `f` of a token's normalised activations goes: where it is.
 struct InOrder {
-    static constexpr bool kOverlaps = false;
+    static constexpr bool kAsks = false;
     static constexpr int kTokenTile = 1;
     static __device__ int place(int token, int f) { return token * (kDepth / 4) + f; }
 };
 
 // Grid (tokens, streams / kStreamsPerBlock), kNormThreads threads. Where the order has tiles of tokens, the blocks past
-// the last token fill its tile with zeros; where launches overlap, they ask for the weights.
+// the last token fill its tile with zeros; where it asks for weights, they do.
 template <int kStreamsPerBlock, class Four, class Order = InOrder>
 __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
     constexpr int kFloat4s = kWidth / 4;
@@ -61,14 +61,14 @@ __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
             return;
         }
     }
-    if constexpr (Order::kOverlaps) {
+    if constexpr (Order::kAsks) {
         if (token >= args.tokens) {
             Order::ask_for_weights(args, (token - args.tokens) * kStreams + first_stream);
             return;
         }
-        wait_for_launch_before();
-        let_next_launch_begin();  // not before: it reads weights, and what ran before may have written them
     }
+    wait_for_launch_before();
+    let_next_launch_begin();  // not before: it reads weights, and what ran before may have written them
     clear_counters(args, kQ8Columns);
 
     const auto* residual = static_cast<const Four*>(args.residual) + std::int64_t{token} * (kDepth / 4);

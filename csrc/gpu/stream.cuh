@@ -26,7 +26,7 @@ __device__ __forceinline__ int quarter_chunk(int thread, int quarter) {
 // The normalised activations by quarters: the first halves of a quarter's chunks, then the second halves, so that
 // neighbouring threads read neighbouring float4s.
 struct ByQuarters {
-    static constexpr bool kOverlaps = true;
+    static constexpr bool kAsks = true;
     static constexpr int kTokenTile = 1;
 
     static __device__ int place(int token, int f) {

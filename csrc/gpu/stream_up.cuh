@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) gr_stream_up_kernel(GroupAr
         if (token < tokens) sums_of[token].load(args, token, thread);
     }
     constexpr int kValues = (kTokens * kStreamUpRows + kStreamThreads - 1) / kStreamThreads;
-    float values[kValues];
+    float values[kValues] = {};
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
         const int token = (thread + i * kStreamThreads) / kStreamUpRows;

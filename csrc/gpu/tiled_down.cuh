@@ -17,7 +17,7 @@ __device__ __forceinline__ int tiled_lane(int block, int group) {
 
 // The normalised activations as the blocks take them: a block's four lanes, round after round.
 struct ByTiledLanes {
-    static constexpr bool kOverlaps = false;
+    static constexpr bool kAsks = false;
     static constexpr int kTokenTile = kTiledTokens;
     static __device__ std::int64_t place(int token, int f) {
         const int chunk = f / 2;

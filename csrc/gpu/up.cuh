@@ -60,6 +60,24 @@ __global__ void __launch_bounds__(kUpThreads) gr_up_kernel(GroupArgs args) {
     const int first_column = static_cast<int>(blockIdx.x) * COLUMNS;
     const int j = thread % kRowThreads;
 
+    Chunk weights[kRows / kRowsAtOnce][kRowRounds];
+    const auto load_all_weights = [&](auto load) {
+#pragma unroll
+        for (int pass = 0; pass < kRows / kRowsAtOnce; ++pass) {
+            const int row = pass * kRowsAtOnce + thread / kRowThreads;
+            const Chunk* source = args.w_up + ((row / COLUMNS) * kWidth + first_column + row % COLUMNS) * kRowChunks;
+#pragma unroll
+            for (int round = 0; round < kRowRounds; ++round) {
+                weights[pass][round] = load(source + j + round * kRowThreads);
+            }
+        }
+    };
+    if constexpr (kLaunchesOverlap) {
+        let_next_launch_begin();
+        load_all_weights([](const Chunk* address) { return load_weights_now(address); });
+        wait_for_launch_before();
+    }
+
     // Loads arrive in the order in which they are asked for: what the barrier is for comes first, then what the dots
     // need, then what the mix needs.
     constexpr int kLoRounds = (kMaxTokens * kLoFloat4s + kUpThreads - 1) / kUpThreads;
@@ -70,16 +88,8 @@ __global__ void __launch_bounds__(kUpThreads) gr_up_kernel(GroupArgs args) {
         const int i = thread + round * kUpThreads;
         if (i < args.tokens * kLoFloat4s) my_lo[round] = load_float4(lo + i);
     }
-
-    Chunk weights[kRows / kRowsAtOnce][kRowRounds];
-#pragma unroll
-    for (int pass = 0; pass < kRows / kRowsAtOnce; ++pass) {
-        const int row = pass * kRowsAtOnce + thread / kRowThreads;
-        const Chunk* source = args.w_up + ((row / COLUMNS) * kWidth + first_column + row % COLUMNS) * kRowChunks;
-#pragma unroll
-        for (int round = 0; round < kRowRounds; ++round) {
-            weights[pass][round] = load_weights(source + j + round * kRowThreads);
-        }
+    if constexpr (!kLaunchesOverlap) {
+        load_all_weights([](const Chunk* address) { return load_weights(address); });
     }
 
     // What this thread mixes: one column of one token, all streams.

@@ -73,6 +73,12 @@ __device__ __forceinline__ Chunk load_weights_now(const Chunk* address) {
     return chunk;
 }
 
+#if __CUDA_ARCH__ >= 900
+inline constexpr bool kLaunchesOverlap = true;  // as this pass of the compiler knows
+#else
+inline constexpr bool kLaunchesOverlap = false;
+#endif
+
 // For kernels that launch_overlapping() launches. The next launch may begin; and everything before this launch has
 // ended and is seen. On cards without overlapping launches both are so from the start.
 __device__ __forceinline__ void let_next_launch_begin() {

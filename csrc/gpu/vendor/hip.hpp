@@ -114,6 +114,7 @@ __device__ __forceinline__ Chunk load_weights(const Chunk* address) { return *ad
 __device__ __forceinline__ Chunk load_weights_now(const Chunk* address) { return *address; }
 
 // No launch overlaps another here.
+inline constexpr bool kLaunchesOverlap = false;
 __device__ __forceinline__ void let_next_launch_begin() {}
 __device__ __forceinline__ void wait_for_launch_before() {}
 __device__ __forceinline__ void prefetch(const void*, unsigned) {}

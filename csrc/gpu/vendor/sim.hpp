@@ -102,6 +102,7 @@ __forceinline__ void store_float4(Float4* address, Float4 value) { sim::store_fl
 __forceinline__ Bf16x4 load_bf16x4(const Bf16x4* address) { return sim::load_bf16x4(address); }
 
 // No launch overlaps another here.
+inline constexpr bool kLaunchesOverlap = false;
 __forceinline__ void let_next_launch_begin() {}
 __forceinline__ void wait_for_launch_before() {}
 __forceinline__ void prefetch(const void*, unsigned) {}
