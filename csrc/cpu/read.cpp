@@ -121,9 +121,11 @@ bool read(const ReadArgs& args, const char* path, ParallelFor parallel_for, Repo
     for (std::int64_t i = 0; i < passes; ++i) {
         const TokenPart part = token_part(args.tokens, kPassTokens, i);
         float* const scratch = static_cast<float*>(args.scratch);
-        const Pass pass{move_to(args, part.first, part.count), scratch, scratch + part.count * g.depth()};
         const std::int64_t values = part.count * g.depth();
-        run(pass, steps->norm, norm_units(pass.args), values, parallel_for);
+        const Pass pass{move_to(args, part.first, part.count),
+                        {scratch, g.depth() / kChunk, part.count},
+                        {scratch + values, g.rank / kChunk, part.count}};
+        run(pass, steps->norm, norm_units(pass), values, parallel_for);
         run(pass, steps->down, down_units(pass.args), values * g.rank, parallel_for);
         run(pass, steps->up, up_units(pass.args), values * g.rank, parallel_for);
     }

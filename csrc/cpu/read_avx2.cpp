@@ -10,9 +10,16 @@ struct Vector256 {
     using Floats = __m256;
     using Words = __m256i;
     static constexpr int kWidth = 8;
+    static constexpr int kNearTokens = 4;
 
     static Floats zero() { return _mm256_setzero_ps(); }
     static Floats broadcast(float v) { return _mm256_set1_ps(v); }
+    static Floats load(const float* p) { return _mm256_loadu_ps(p); }
+    static Floats load_chunks(const float* const (&at)[1], std::int64_t offset) { return load(at[0] + offset); }
+    static Floats canonical(Floats v) {
+        return _mm256_blendv_ps(v, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(kNanBits))),
+                                _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    }
     static void store(float* p, Floats v) { _mm256_storeu_ps(p, v); }
     static Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
     static Floats low_halves(Words w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)); }
@@ -22,11 +29,11 @@ struct Vector256 {
 
     // kChunks chunks of each row: word w of chunk k of the rows in order comes into words[k][w].
     template <int kChunks>
-    static void load(const RowsOf<kWidth>& rows, std::int64_t offset, Words (&words)[kChunks][4]) {
+    static void load(const std::uint16_t* const* quad, std::int64_t stride, std::int64_t offset,
+                     Words (&words)[kChunks][4]) {
         for (int k = 0; k < kChunks; ++k) {
-            const auto half = [&](int quad, int i) {
-                const std::uint16_t* from = rows.at(quad, i) + offset + k * kChunk;
-                return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+            const auto half = [&](int q, int i) {
+                return _mm_loadu_si128(reinterpret_cast<const __m128i*>(quad[q] + i * stride + offset + k * kChunk));
             };
             for (int i = 0; i < 4; ++i) {
                 words[k][i] = _mm256_inserti128_si256(_mm256_castsi128_si256(half(0, i)), half(1, i), 1);

@@ -36,12 +36,11 @@ Chunk load(const std::uint16_t* p) {
     return chunk;
 }
 
-// The row at `weights` against token `token` of `activations`.
-float row_sum(const Pass& pass, const std::uint16_t* weights, float* activations, std::int64_t token,
-              std::int64_t length) {
+// The row at `weights` against token `t` of the group.
+float row_sum(const std::uint16_t* weights, const Activations& activations, const Group& group, int t) {
     float lanes[kLanes] = {};
-    for (std::int64_t chunk = 0; chunk < length / kChunk; ++chunk) {
-        const float* x = pass.chunk_at(activations, chunk, token);
+    for (std::int64_t chunk = 0; chunk < activations.chunks(); ++chunk) {
+        const float* x = activations.at(group, chunk) + t * kChunk;
         float& sum = lanes[chunk % kLanes];
         sum = sum + chunk_dot(load(weights + chunk * kChunk), load(x), load(x + 4));
     }
@@ -70,23 +69,27 @@ void norm_of(const Pass& pass, std::int64_t begin, std::int64_t end) {
     const std::int64_t width = a.geometry.width;
     const std::int64_t streams = a.geometry.streams;
     for (std::int64_t unit = begin; unit < end; ++unit) {
-        const std::int64_t token = unit / streams;
+        const Group group = pass.group(unit / streams);
         const std::int64_t c = unit % streams;
-        if (pass.fold()) {
-            const float gain = fold_gain(a.inject_prev[unit], streams);
-            const Element* old = static_cast<const Element*>(a.residual) + unit * width;
-            const Element* block_out = static_cast<const Element*>(a.block_out) + token * width;
-            Element* folded = static_cast<Element*>(a.residual_out) + unit * width;
-            for (std::int64_t i = 0; i < width; i += 4) {
-                store_stream(folded + i, fold(load_stream(block_out + i), gain, load_stream(old + i)));
+        for (int t = 0; t < group.count; ++t) {
+            const std::int64_t token = group.first + t;
+            const std::int64_t stream_of_token = token * streams + c;
+            if (pass.fold()) {
+                const float gain = fold_gain(a.inject_prev[stream_of_token], streams);
+                const Element* old = static_cast<const Element*>(a.residual) + stream_of_token * width;
+                const Element* block_out = static_cast<const Element*>(a.block_out) + token * width;
+                Element* folded = static_cast<Element*>(a.residual_out) + stream_of_token * width;
+                for (std::int64_t i = 0; i < width; i += 4) {
+                    store_stream(folded + i, fold(load_stream(block_out + i), gain, load_stream(old + i)));
+                }
             }
-        }
-        const Element* stream = pass.streams<Element>() + unit * width;
-        const float rs = reciprocal_rms(square_sum(stream, width), width, a.eps);
-        a.rs[unit] = canonical(rs);
-        for (std::int64_t i = 0; i < width; i += 4) {
-            float* xn = pass.chunk_at(pass.xn, (c * width + i) / kChunk, token) + i % kChunk;
-            store(xn, normalise(load_stream(stream + i), load(a.w_norm + c * width + i), rs));
+            const Element* stream = pass.streams<Element>() + stream_of_token * width;
+            const float rs = reciprocal_rms(square_sum(stream, width), width, a.eps);
+            a.rs[stream_of_token] = canonical(rs);
+            for (std::int64_t i = 0; i < width; i += 4) {
+                float* xn = pass.xn.at(group, (c * width + i) / kChunk) + t * kChunk + i % kChunk;
+                store(xn, normalise(load_stream(stream + i), load(a.w_norm + c * width + i), rs));
+            }
         }
     }
 }
@@ -107,14 +110,18 @@ void down(const Pass& pass, std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin * kRowsPerUnit; row < std::min(end * kRowsPerUnit, down_rows(a)); ++row) {
         const bool gate = row < rank;
         const std::uint16_t* weights = gate ? a.w_down + row * depth : a.w_inject + (row - rank) * depth;
-        for (std::int64_t token = 0; token < a.tokens; ++token) {
-            const float sum = row_sum(pass, weights, pass.xn, token, depth);
-            if (gate) {
-                const float lo = canonical(down_activation(sum, streams));
-                a.lo[token * rank + row] = lo;
-                pass.chunk_at(pass.lo, row / kChunk, token)[row % kChunk] = lo;
-            } else {
-                a.inject[token * streams + row - rank] = canonical(sum);
+        for (std::int64_t g = 0; g < pass.groups(); ++g) {
+            const Group group = pass.group(g);
+            for (int t = 0; t < group.count; ++t) {
+                const std::int64_t token = group.first + t;
+                const float sum = row_sum(weights, pass.xn, group, t);
+                if (gate) {
+                    const float lo = canonical(down_activation(sum, streams));
+                    a.lo[token * rank + row] = lo;
+                    pass.lo.at(group, row / kChunk)[t * kChunk + row % kChunk] = lo;
+                } else {
+                    a.inject[token * streams + row - rank] = canonical(sum);
+                }
             }
         }
     }
@@ -134,27 +141,33 @@ void quantise(const float* values, std::uint8_t* out) {
     for (int i = 0; i < kQ8Block; ++i) out[4 + i] = static_cast<std::uint8_t>(q8_value(values[i], amax_bits));
 }
 
-void up(const Pass& pass, std::int64_t begin, std::int64_t end) {
+void up_token(const Pass& pass, const Group& group, int t, std::int64_t begin, std::int64_t end) {
     const ReadArgs& a = pass.args;
     const std::int64_t width = a.geometry.width;
     const std::int64_t rank = a.geometry.rank;
     const std::int64_t streams = a.geometry.streams;
-    for (std::int64_t token = 0; token < a.tokens; ++token) {
-        float* mixed = a.mixed + token * width;
-        for (std::int64_t d = begin * kQ8Block; d < end * kQ8Block; ++d) {
-            float mix = 0.0f;
-            for (std::int64_t c = 0; c < streams; ++c) {
-                const std::int64_t row = c * width + d;
-                const float xn = pass.chunk_at(pass.xn, row / kChunk, token)[row % kChunk];
-                const float gate = sigmoid(row_sum(pass, a.w_up + row * rank, pass.lo, token, rank));
-                mix = c == 0 ? mix_first(xn, gate) : mix_next(xn, gate, mix);
-            }
-            mixed[d] = canonical(mix_mean(mix, streams));
+    const std::int64_t token = group.first + t;
+    float* mixed = a.mixed + token * width;
+    for (std::int64_t d = begin * kQ8Block; d < end * kQ8Block; ++d) {
+        float mix = 0.0f;
+        for (std::int64_t c = 0; c < streams; ++c) {
+            const std::int64_t row = c * width + d;
+            const float xn = pass.xn.at(group, row / kChunk)[t * kChunk + row % kChunk];
+            const float gate = sigmoid(row_sum(a.w_up + row * rank, pass.lo, group, t));
+            mix = c == 0 ? mix_first(xn, gate) : mix_next(xn, gate, mix);
         }
-        if (a.q8_1 == nullptr) continue;
-        for (std::int64_t block = begin; block < end; ++block) {
-            quantise(mixed + block * kQ8Block, a.q8_1 + (token * (width / kQ8Block) + block) * kQ8Bytes);
-        }
+        mixed[d] = canonical(mix_mean(mix, streams));
+    }
+    if (a.q8_1 == nullptr) return;
+    for (std::int64_t block = begin; block < end; ++block) {
+        quantise(mixed + block * kQ8Block, a.q8_1 + (token * (width / kQ8Block) + block) * kQ8Bytes);
+    }
+}
+
+void up(const Pass& pass, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t g = 0; g < pass.groups(); ++g) {
+        const Group group = pass.group(g);
+        for (int t = 0; t < group.count; ++t) up_token(pass, group, t, begin, end);
     }
 }
 

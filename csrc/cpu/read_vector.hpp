@@ -6,7 +6,7 @@
 // masks, the trees need shuffles, and each pair of rows reads all activations again: at 8 tokens it took twice as
 // long.)
 //
-// All that is done to one value at a time (exp, the fold, the mix, q8_1) is the contract's scalar code in loops of a
+// All that is done to one value at a time (exp, the fold, q8_1) is the contract's scalar code in loops of a
 // fixed length, which compilers vectorise (GCC only with -fno-trapping-math, which changes no value).
 //
 // A function that the linker may share with other files must not be compiled for this instruction set, or machines
@@ -20,25 +20,19 @@
 #include <cstring>
 
 #include "common/arithmetic.hpp"
+#include "cpu/few_tokens.hpp"
+#include "cpu/many_tokens.hpp"
 #include "cpu/steps.hpp"
 
 namespace strata::cpu {
 namespace {
-
-// Rows of weights for one vector, in quads of rows `stride` apart: row 4 * q + i is at(q, i).
-template <int kWidth>
-struct RowsOf {
-    const std::uint16_t* quad[kWidth / 4];
-    std::int64_t stride;
-    const std::uint16_t* at(int q, int i) const { return quad[q] + i * stride; }
-};
 
 template <class V>
 struct VectorRead {
     using Floats = typename V::Floats;
     using Words = typename V::Words;
     static constexpr int kWidth = V::kWidth;
-    static_assert(kQ8Block % kWidth == 0);
+    static_assert(kQ8Block % (2 * kWidth) == 0);
 
     // -----------------------------------------------------------------------------------------------------------
     // Norm
@@ -69,6 +63,7 @@ struct VectorRead {
         return total;
     }
 
+    // `unit`: token * streams + stream.
     template <class Element>
     static void fold_stream(const Pass& pass, std::int64_t unit) {
         const ReadArgs& a = pass.args;
@@ -77,7 +72,13 @@ struct VectorRead {
         const Element* block_out = static_cast<const Element*>(a.block_out) + unit / a.geometry.streams * width;
         const Element* residual = static_cast<const Element*>(a.residual) + unit * width;
         Element* residual_out = static_cast<Element*>(a.residual_out) + unit * width;
+        // A stream is too short for hardware to run ahead of: without this, norm takes a fifth longer.
+        constexpr int kLine = 64 / sizeof(Element);
+        constexpr int kFoldAhead = 32;
         for (std::int64_t i = 0; i < width; i += kWidthMultiple) {
+            for (int k = 0; k < kWidthMultiple; k += kLine) {
+                _mm_prefetch(reinterpret_cast<const char*>(residual + i + kFoldAhead * kLine + k), _MM_HINT_T0);
+            }
             Element out[kWidthMultiple];  // in place, the compiler would otherwise see loads after stores
             for (int k = 0; k < kWidthMultiple; ++k) {
                 round_to(out + k, fmaf(value_of(block_out[i + k]), gain, value_of(residual[i + k])));
@@ -90,18 +91,28 @@ struct VectorRead {
     static void norm_of(const Pass& pass, std::int64_t begin, std::int64_t end) {
         const ReadArgs& a = pass.args;
         const std::int64_t width = a.geometry.width;
+        const std::int64_t streams = a.geometry.streams;
         for (std::int64_t unit = begin; unit < end; ++unit) {
-            const std::int64_t token = unit / a.geometry.streams;
-            const std::int64_t c = unit % a.geometry.streams;
-            if (pass.fold()) fold_stream<Element>(pass, unit);
-            const Element* stream = pass.template streams<Element>() + unit * width;
-            const float rs = reciprocal_rms(square_sum(stream, width), width, a.eps);
-            a.rs[unit] = canonical(rs);
+            const Group group = pass.group(unit / streams);
+            const std::int64_t c = unit % streams;
+            float rs[kGroupTokens];
+            for (int t = 0; t < group.count; ++t) {
+                const std::int64_t stream = (group.first + t) * streams + c;
+                if (pass.fold()) fold_stream<Element>(pass, stream);
+                rs[t] =
+                    reciprocal_rms(square_sum(pass.template streams<Element>() + stream * width, width), width, a.eps);
+                a.rs[stream] = canonical(rs[t]);
+            }
             const float* gain = a.w_norm + c * width;
+            const Element* first = pass.template streams<Element>() + (group.first * streams + c) * width;
             for (std::int64_t i = 0; i < width; i += kChunk) {
-                float chunk[kChunk];
-                for (int e = 0; e < kChunk; ++e) chunk[e] = (value_of(stream[i + e]) * gain[i + e]) * rs;
-                std::memcpy(pass.chunk_at(pass.xn, (c * width + i) / kChunk, token), chunk, sizeof chunk);
+                float* xn = pass.xn.at(group, (c * width + i) / kChunk);
+                for (int t = 0; t < group.count; ++t) {
+                    const Element* stream = first + t * streams * width + i;
+                    float chunk[kChunk];
+                    for (int e = 0; e < kChunk; ++e) chunk[e] = (value_of(stream[e]) * gain[i + e]) * rs[t];
+                    std::memcpy(xn + t * kChunk, chunk, sizeof chunk);
+                }
             }
         }
     }
@@ -115,131 +126,64 @@ struct VectorRead {
     }
 
     // -----------------------------------------------------------------------------------------------------------
-    // Rows
+    // Down. `Sums` is FewTokens or ManyTokens.
 
-    using Rows = RowsOf<kWidth>;
-
-    // kWidth rows of `length` weights against the activations of kTokens tokens: a row's sum a vector element.
-    //
-    // Chunks are loaded kStep at a time. Meanwhile the second cache is asked for what is kAhead farther in the rows
-    // and, past their ends, for the rows at `jump`: hardware does not see a stream in this order (without it, up takes
-    // twice as long). A line of weights is four chunks, so each chunk's turn asks for a quarter of the rows.
-    template <int kTokens, int kStep>
-    static void row_sums(const Rows& rows, std::int64_t length, std::int64_t jump, const float* activations,
-                         Floats (&sums)[kTokens]) {
-        Floats lanes[kLanes][kTokens];
-        for (std::int64_t lane = length / kChunk; lane < kLanes; ++lane) {
-            for (Floats& v : lanes[lane]) v = V::zero();
-        }
-        const std::int64_t first = length < kLanes * kChunk ? length : kLanes * kChunk;
-        add_chunks<kTokens, kStep, true>(rows, 0, first, length, jump, activations, lanes);
-        add_chunks<kTokens, kStep, false>(rows, first, length, length, jump, activations, lanes);
-        for (int t = 0; t < kTokens; ++t) {
-            Floats v[kLanes / 2];
-#pragma GCC unroll 16
-            for (int lane = 0; lane < kLanes / 2; ++lane) v[lane] = lanes[lane][t] + lanes[lane + kLanes / 2][t];
-#pragma GCC unroll 4
-            for (int stage = kLanes / 4; stage > 0; stage /= 2) {
-#pragma GCC unroll 8
-                for (int lane = 0; lane < stage; ++lane) v[lane] = v[lane] + v[lane + stage];
-            }
-            sums[t] = v[0];
-        }
-    }
-
-    static constexpr std::int64_t kAhead = 512;
-
-    // Adds the dots of weights [begin, end) to their lanes. kFirst: to zero.
-    template <int kTokens, int kStep, bool kFirst>
-    static void add_chunks(const Rows& rows, std::int64_t begin, std::int64_t end, std::int64_t length,
-                           std::int64_t jump, const float* activations, Floats (&lanes)[kLanes][kTokens]) {
-        const std::int64_t near = length < kAhead ? length : kAhead;
-        for (std::int64_t i = begin; i < end; i += kStep * kChunk) {
-            const std::int64_t ahead = i + near < length ? i + near : i + near - length + jump;
-            Words words[kStep][4];
-            V::load(rows, i, words);
-#pragma GCC unroll 4
-            for (int k = 0; k < kStep; ++k) {
-                const std::int64_t chunk = i / kChunk + k;
-                const std::int64_t quarter = chunk % 4 * rows.stride + ahead;
-                for (const std::uint16_t* quad : rows.quad) {
-                    _mm_prefetch(reinterpret_cast<const char*>(quad + quarter), _MM_HINT_T1);
-                }
-                add_dots<kTokens, kFirst>(words[k], activations + chunk * kChunk * kTokens, lanes[chunk % kLanes]);
-            }
-        }
-    }
-
-    template <int kTokens, bool kFirst>
-    static void add_dots(const Words (&words)[4], const float* activations, Floats (&sums)[kTokens]) {
-        Floats weights[kChunk];
-        for (int i = 0; i < 4; ++i) {
-            weights[2 * i] = V::low_halves(words[i]);
-            weights[2 * i + 1] = V::high_halves(words[i]);
-        }
-#pragma GCC unroll 8
-        for (int t = 0; t < kTokens; ++t) {
-            const float* x = activations + t * kChunk;
-            Floats dot = weights[0] * V::broadcast(x[0]);
-#pragma GCC unroll 8
-            for (int e = 1; e < kChunk; ++e) dot = V::fma(weights[e], V::broadcast(x[e]), dot);
-            sums[t] = (kFirst ? V::zero() : sums[t]) + dot;
-        }
-    }
-
-    // -----------------------------------------------------------------------------------------------------------
-    // Down
-
-    // A cache line of each row at once: lines of rows 20 kB apart drive each other out of the first cache before their
-    // other chunks are asked for.
-    static constexpr int kDownStep = 4;
-    static_assert(kWidthMultiple % (kDownStep * kChunk) == 0);
-
-    template <int kTokens>
-    static void down(const Pass& pass, std::int64_t begin, std::int64_t end) {
+    template <class Sums>
+    static void down_by(const Pass& pass, std::int64_t begin, std::int64_t end) {
         const ReadArgs& a = pass.args;
         const std::int64_t depth = a.geometry.depth();
         const std::int64_t rank = a.geometry.rank;
-        const std::int64_t streams = a.geometry.streams;
         const std::int64_t first = begin * kRowsPerUnit;
         const std::int64_t last = end * kRowsPerUnit < down_rows(a) ? end * kRowsPerUnit : down_rows(a);
         const std::int64_t last_gate = last < rank ? last : rank;
-        for (std::int64_t row = first; row < last_gate; row += kWidth) {
-            Rows rows{{}, depth};
-            for (int q = 0; q < kWidth / 4; ++q) {
-                const std::int64_t there = row + 4 * q < last_gate ? row + 4 * q : last_gate - 4;
-                rows.quad[q] = a.w_down + there * depth;
+        constexpr int kQuads = Sums::kRows / 4;
+        typename Sums::Rows rows;
+        // What is beyond the last row is a row once more, and its sums are dropped.
+        rows.stride = depth;
+        for (std::int64_t row = first; row < last_gate; row += Sums::kRows) {
+            for (int q = 0; q < kQuads; ++q) {
+                rows.quad[q] = a.w_down + (row + 4 * q < last_gate ? row + 4 * q : last_gate - 4) * depth;
             }
-            Floats sums[kTokens];
-            row_sums<kTokens, kDownStep>(rows, depth, row + 2 * kWidth <= last_gate ? kWidth * depth : 0, pass.xn,
-                                         sums);
-            float lo[kTokens * kWidth];
-            for (int t = 0; t < kTokens; ++t) V::store(lo + t * kWidth, sums[t]);
-            for (float& sum : lo) sum = canonical(down_activation(sum, streams));
-            const std::int64_t count = last_gate - row < kWidth ? last_gate - row : kWidth;
-            for (int t = 0; t < kTokens; ++t) {
-                for (std::int64_t r = 0; r < count; ++r) {
-                    a.lo[t * rank + row + r] = lo[t * kWidth + r];
-                    pass.chunk_at(pass.lo, (row + r) / kChunk, t)[(row + r) % kChunk] = lo[t * kWidth + r];
+            const std::int64_t count = last_gate - row < Sums::kRows ? last_gate - row : Sums::kRows;
+            const int vectors = count > kWidth ? Sums::kRows / kWidth : 1;
+            const std::int64_t jump = row + 2 * Sums::kRows <= last_gate ? Sums::kRows * depth : 0;
+            Sums::sum(pass, pass.xn, rows, jump, vectors, [&](const Group& group, const Floats* sums) {
+                for (int i = 0; i < group.count * vectors; ++i) {
+                    const int v = i % vectors;
+                    finish_gates(pass, group, i / vectors, row + v * kWidth, count - v * kWidth, sums[i]);
                 }
-            }
+            });
         }
         // There may be fewer than four inject rows: one row a quad.
-        for (std::int64_t row = first > rank ? first : rank; row < last; row += kWidth / 4) {
-            Rows rows{{}, 0};
-            for (int q = 0; q < kWidth / 4; ++q) {
-                const std::int64_t there = row + q < last ? row + q : last - 1;
-                rows.quad[q] = a.w_inject + (there - rank) * depth;
+        rows.stride = 0;
+        for (std::int64_t row = first > rank ? first : rank; row < last; row += kQuads) {
+            for (int q = 0; q < kQuads; ++q) {
+                rows.quad[q] = a.w_inject + ((row + q < last ? row + q : last - 1) - rank) * depth;
             }
-            Floats sums[kTokens];
-            row_sums<kTokens, kDownStep>(rows, depth, 0, pass.xn, sums);
-            for (int t = 0; t < kTokens; ++t) {
-                float raw[kWidth];
-                V::store(raw, sums[t]);
-                for (int q = 0; q < kWidth / 4 && row + q < last; ++q) {
-                    a.inject[t * streams + row + q - rank] = canonical(raw[4 * q]);
+            const int vectors = last - row > kWidth / 4 ? Sums::kRows / kWidth : 1;
+            Sums::sum(pass, pass.xn, rows, 0, vectors, [&](const Group& group, const Floats* sums) {
+                for (int t = 0; t < group.count; ++t) {
+                    float raw[Sums::kRows];
+                    for (int v = 0; v < vectors; ++v) V::store(raw + v * kWidth, sums[t * vectors + v]);
+                    float* const inject = a.inject + (group.first + t) * a.geometry.streams + row - rank;
+                    for (int q = 0; q < kQuads && row + q < last; ++q) inject[q] = canonical(raw[4 * q]);
                 }
-            }
+            });
+        }
+    }
+
+    // Gate rows from `row` on, `count` or kWidth of them, for token t of the group.
+    static void finish_gates(const Pass& pass, const Group& group, int t, std::int64_t row, std::int64_t count,
+                             Floats sums) {
+        const ReadArgs& a = pass.args;
+        float lo[kWidth];
+        V::store(lo, sums);
+        for (float& sum : lo) sum = canonical(down_activation(sum, a.geometry.streams));
+        float* const out = a.lo + (group.first + t) * a.geometry.rank + row;
+        for (std::int64_t r = 0; r < kWidth && r < count; r += kRowsPerUnit) {
+            std::memcpy(out + r, lo + r, kRowsPerUnit * sizeof(float));
+            std::memcpy(pass.lo.at(group, (row + r) / kChunk) + t * kChunk + (row + r) % kChunk, lo + r,
+                        kRowsPerUnit * sizeof(float));
         }
     }
 
@@ -264,71 +208,72 @@ struct VectorRead {
     }
 
     // Stream by stream, so that the rows come in the order in which they lie in memory; `mixed` has the sums so far.
-    template <int kTokens>
-    static void up(const Pass& pass, std::int64_t begin, std::int64_t end) {
+    template <class Sums>
+    static void up_by(const Pass& pass, std::int64_t begin, std::int64_t end) {
         const ReadArgs& a = pass.args;
         const std::int64_t width = a.geometry.width;
         const std::int64_t rank = a.geometry.rank;
-        const std::int64_t streams = a.geometry.streams;
-        for (std::int64_t c = 0; c < streams; ++c) {
-            for (std::int64_t d = begin * kQ8Block; d < end * kQ8Block; d += kWidth) {
+        typename Sums::Rows rows;
+        rows.stride = rank;
+        for (std::int64_t c = 0; c < a.geometry.streams; ++c) {
+            for (std::int64_t d = begin * kQ8Block; d < end * kQ8Block; d += Sums::kRows) {
                 const std::int64_t row = c * width + d;
-                Rows rows{{}, rank};
-                for (int q = 0; q < kWidth / 4; ++q) rows.quad[q] = a.w_up + (row + 4 * q) * rank;
-                const bool more = row + 2 * kWidth <= a.geometry.depth();
-                Floats sums[kTokens];
-                row_sums<kTokens, 1>(rows, rank, more ? kWidth * rank : 0, pass.lo, sums);
-                float gates[kTokens * kWidth];
-                for (int t = 0; t < kTokens; ++t) V::store(gates + t * kWidth, sums[t]);
-                for (float& gate : gates) gate = sigmoid(gate);
-                for (int t = 0; t < kTokens; ++t) {
-                    float xn[kWidth];
-                    for (int i = 0; i < kWidth; i += kChunk) {
-                        std::memcpy(xn + i, pass.chunk_at(pass.xn, (row + i) / kChunk, t), kChunk * sizeof(float));
-                    }
-                    const float* gate = gates + t * kWidth;
-                    float mix[kWidth];
-                    if (c == 0) {
-                        for (int i = 0; i < kWidth; ++i) mix[i] = mix_first(xn[i], gate[i]);
-                    } else {
-                        std::memcpy(mix, a.mixed + t * width + d, sizeof mix);
-                        for (int i = 0; i < kWidth; ++i) mix[i] = mix_next(xn[i], gate[i], mix[i]);
-                    }
-                    if (c == streams - 1) {
-                        for (float& value : mix) value = canonical(mix_mean(value, streams));
-                    }
-                    std::memcpy(a.mixed + t * width + d, mix, sizeof mix);
-                }
+                for (int q = 0; q < Sums::kRows / 4; ++q) rows.quad[q] = a.w_up + (row + 4 * q) * rank;
+                const std::int64_t jump = row + 2 * Sums::kRows <= a.geometry.depth() ? Sums::kRows * rank : 0;
+                constexpr int kVectors = Sums::kRows / kWidth;
+                Sums::sum(pass, pass.lo, rows, jump, kVectors,
+                          [&](const Group& group, const Floats* sums) { mix<kVectors>(pass, group, c, d, sums); });
             }
         }
         if (a.q8_1 == nullptr) return;
-        for (int t = 0; t < kTokens; ++t) {
+        for (std::int64_t token = 0; token < a.tokens; ++token) {
             for (std::int64_t unit = begin; unit < end; ++unit) {
-                const std::int64_t block = t * (width / kQ8Block) + unit;
+                const std::int64_t block = token * (width / kQ8Block) + unit;
                 quantise(a.mixed + block * kQ8Block, a.q8_1 + block * kQ8Bytes);
             }
         }
     }
 
-    // -----------------------------------------------------------------------------------------------------------
-    // By number of tokens
-
-    static void down_any(const Pass& pass, std::int64_t begin, std::int64_t end) {
-        static constexpr Step kSteps[] = {down<1>, down<2>, down<3>, down<4>, down<5>, down<6>, down<7>, down<8>};
-        static_assert(sizeof kSteps / sizeof *kSteps == kPassTokens);
-        kSteps[pass.args.tokens - 1](pass, begin, end);
+    // Adds stream c to `mixed`, from column `d` on as many as there are in kVectors vectors.
+    template <int kVectors>
+    static void mix(const Pass& pass, const Group& group, std::int64_t c, std::int64_t d, const Floats* sums) {
+        const ReadArgs& a = pass.args;
+        const std::int64_t width = a.geometry.width;
+        const std::int64_t streams = a.geometry.streams;
+        float gates[kGroupTokens * kVectors * kWidth];
+        for (int i = 0; i < group.count * kVectors; ++i) {
+            float* const gate = gates + i * kWidth;
+            V::store(gate, sums[i]);
+            for (int r = 0; r < kWidth; ++r) gate[r] = sigmoid(gate[r]);
+        }
+        for (int v = 0; v < kVectors; ++v) {
+            const float* xn[kWidth / kChunk];
+            const std::int64_t chunk = (c * width + d) / kChunk + v * (kWidth / kChunk);
+            for (int i = 0; i < kWidth / kChunk; ++i) xn[i] = pass.xn.at(group, chunk + i);
+            for (int t = 0; t < group.count; ++t) {
+                float* const mixed = a.mixed + (group.first + t) * width + d + v * kWidth;
+                const Floats gate = V::load(gates + (t * kVectors + v) * kWidth);
+                const Floats x = V::load_chunks(xn, t * kChunk);
+                Floats mix = c == 0 ? x * gate : V::fma(x, gate, V::load(mixed));
+                if (c == streams - 1) mix = V::canonical(mix / V::broadcast(static_cast<float>(streams)));
+                V::store(mixed, mix);
+            }
+        }
     }
 
-    static void up_any(const Pass& pass, std::int64_t begin, std::int64_t end) {
-        static constexpr Step kSteps[] = {up<1>, up<2>, up<3>, up<4>, up<5>, up<6>, up<7>, up<8>};
-        static_assert(sizeof kSteps / sizeof *kSteps == kPassTokens);
-        kSteps[pass.args.tokens - 1](pass, begin, end);
+    // -----------------------------------------------------------------------------------------------------------
+
+    static void down(const Pass& pass, std::int64_t begin, std::int64_t end) {
+        (pass.args.tokens <= kFewTokens ? down_by<FewTokens<V>> : down_by<ManyTokens<V>>)(pass, begin, end);
+    }
+    static void up(const Pass& pass, std::int64_t begin, std::int64_t end) {
+        (pass.args.tokens <= kFewTokens ? up_by<FewTokens<V>> : up_by<ManyTokens<V>>)(pass, begin, end);
     }
 };
 
 template <class V>
 constexpr Steps vector_steps(const char* name) {
-    return {name, VectorRead<V>::norm, VectorRead<V>::down_any, VectorRead<V>::up_any};
+    return {name, VectorRead<V>::norm, VectorRead<V>::down, VectorRead<V>::up};
 }
 
 }  // namespace

@@ -8,27 +8,82 @@
 
 namespace strata::cpu {
 
-// Tokens that one pass over the weights serves.
-inline constexpr int kPassTokens = 8;
+// Tokens that one pass over the weights serves: 64 already do far more arithmetic than reading. (With 128 or 256 in a
+// pass, 512 tokens took as long.)
+inline constexpr int kPassTokens = 64;
+
+// Tokens of a pass that meet a weight together.
+inline constexpr int kGroupTokens = 8;
+
+// Up to so many tokens, one group, the vector paths read each row of weights from end to end (few_tokens.hpp), beyond
+// lane by lane (many_tokens.hpp). One thread, AVX-512, the former and the latter: 8 tokens 0.80 and 0.82 ms, 4 tokens
+// 0.52 and 0.70; 9 tokens in two passes 1.06, in one of the latter 0.95.
+inline constexpr int kFewTokens = kGroupTokens;
+
+struct Group {
+    std::int64_t first;  // token of the pass
+    int count;
+};
+
+// Visit v of many tokens has the lane of v's bits in reverse. Then the xor tree is that of a binary counter: v's sum
+// meets as many waiting ones as v ends in ones, the latest first.
+constexpr int visited_lane(int visit) {
+    int lane = 0;
+    for (int bit = 1; bit < kLanes; bit *= 2) lane = 2 * lane + ((visit & bit) != 0);
+    return lane;
+}
+
+// What the rows of weights meet, of all tokens of a pass, group by group: where there are few tokens in the order of
+// the chunks, else lane by lane in the order of the visits. The tokens of a group lie side by side.
+class Activations {
+  public:
+    Activations(float* data, std::int64_t chunks, std::int64_t tokens)
+        : data_(data), chunks_(chunks), stride_(tokens <= kFewTokens ? kLanes : 1) {
+        std::int64_t sum = 0;
+        for (int visit = 0; visit < kLanes; ++visit) {
+            const int lane = visited_lane(visit);
+            first_[lane] = tokens <= kFewTokens ? lane : sum;
+            sum += steps(lane);
+        }
+    }
+
+    // Of a token.
+    STRATA_HOST_DEVICE std::int64_t chunks() const { return chunks_; }
+    // Chunks that are a lane's own.
+    STRATA_HOST_DEVICE std::int64_t steps(std::int64_t lane) const { return (chunks_ - lane + kLanes - 1) / kLanes; }
+    // Where a chunk stands among those of its token.
+    STRATA_HOST_DEVICE std::int64_t place(std::int64_t chunk) const {
+        return first_[chunk % kLanes] + chunk / kLanes * stride_;
+    }
+    // `chunk` of the group's first token; the others' follow.
+    STRATA_HOST_DEVICE float* at(const Group& group, std::int64_t chunk) const {
+        return data_ + (group.first * chunks_ + place(chunk) * group.count) * kChunk;
+    }
+
+  private:
+    float* data_;
+    std::int64_t chunks_, stride_;
+    std::int64_t first_[kLanes];
+};
 
 // One pass: `args` moved to its first token, `args.tokens` of at most kPassTokens.
-//
-// The activations of all tokens lie chunk by chunk, the order in which rows of weights meet them: with T tokens,
-// element e of chunk k of token t is at (k * T + t) * kChunk + e.
 struct Pass {
     ReadArgs args;
-    float* xn;  // depth x tokens
-    float* lo;  // rank x tokens
+    Activations xn;
+    Activations lo;
 
-    bool fold() const { return args.block_out != nullptr; }
-    // Where chunk `chunk` of a token is in `activations`.
-    float* chunk_at(float* activations, std::int64_t chunk, std::int64_t token) const {
-        return activations + (chunk * args.tokens + token) * kChunk;
+    STRATA_HOST_DEVICE bool fold() const { return args.block_out != nullptr; }
+
+    // As few groups as possible, of sizes that differ by one at most.
+    STRATA_HOST_DEVICE std::int64_t groups() const { return (args.tokens + kGroupTokens - 1) / kGroupTokens; }
+    STRATA_HOST_DEVICE Group group(std::int64_t index) const {
+        const std::int64_t first = index * args.tokens / groups();
+        return {first, static_cast<int>((index + 1) * args.tokens / groups() - first)};
     }
 
     // The streams after the fold, of what args.stream_type says: float, or uint16_t for bf16.
     template <class Element>
-    const Element* streams() const {
+    STRATA_HOST_DEVICE const Element* streams() const {
         return static_cast<const Element*>(fold() ? args.residual_out : args.residual);
     }
 };
@@ -37,15 +92,14 @@ using Step = void (*)(const Pass& pass, std::int64_t begin, std::int64_t end);
 
 struct Steps {
     const char* name;
-    Step norm;  // unit: a stream of a token; fold, rs and xn
+    Step norm;  // unit: a stream of a group; fold, rs and xn
     Step down;  // unit: kRowsPerUnit of the rows of w_down and, after them, of w_inject; lo and inject
     Step up;    // unit: kQ8Block columns; gates, mixed and q8_1
 };
 
 inline constexpr std::int64_t kRowsPerUnit = 4;
-static_assert(kRankMultiple % kRowsPerUnit == 0, "no unit has rows of both matrices");
 
-constexpr std::int64_t norm_units(const ReadArgs& args) { return args.tokens * args.geometry.streams; }
+STRATA_HOST_DEVICE std::int64_t norm_units(const Pass& pass) { return pass.groups() * pass.args.geometry.streams; }
 constexpr std::int64_t down_rows(const ReadArgs& args) {
     return args.geometry.rank + (args.w_inject != nullptr ? args.geometry.streams : 0);
 }
