@@ -68,6 +68,8 @@ struct Options {
     // One value in `rare` is any bits at all: NaN, infinite, huge, subnormal. Not in w_norm, where each would reach
     // every token. 0: none.
     std::uint32_t rare = 0;
+    // Streams of zeros and weights below zero: every dot is -0, and no sum may be.
+    bool zero = false;
 };
 
 std::size_t floats(std::int64_t count) { return static_cast<std::size_t>(count) * sizeof(float); }
@@ -97,10 +99,13 @@ struct Read {
                 std::uint32_t bits;
                 std::memcpy(&bits, &value, sizeof bits);
                 if (options.rare != 0 && i != 1 && random.bits() % options.rare == 0) bits = random.bits();
+                if (options.zero && stream) bits = 0;
+                if (options.zero && i == 1) bits &= 0x7fffffffu;
+                if (options.zero && i >= 2 && i <= 4) bits |= 0x80000000u;
                 if (bf16) {
                     in[i]->as<std::uint16_t>()[k] = static_cast<std::uint16_t>(bits >> 16);
                 } else {
-                    in[i]->as<float>()[k] = value;
+                    in[i]->as<std::uint32_t>()[k] = bits;
                 }
             }
         }
@@ -153,7 +158,7 @@ void uneven_on_three_threads(std::int64_t begin, std::int64_t end, std::int64_t,
     b.join();
 }
 
-constexpr int kOptions = 12;
+constexpr int kOptions = 13;
 
 std::vector<std::string> paths() {
     std::vector<std::string> names;
@@ -186,13 +191,13 @@ int main() {
         std::unique_ptr<const Read> shorter[kOptions];
         for (const std::int64_t tokens : one.tokens) {
             for (int bits = 0; bits < kOptions; ++bits) {
-                // 8 and 9 are of bf16 streams: nothing asked for, and everything. 10 and 11 are of unusual values.
-                const Options options = bits < 8 ? Options{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0}
-                                                 : Options{bits != 8, bits != 8, bits != 8,
-                                                           bits < 10 ? StreamType::BFloat16 : StreamType::Float32,
-                                                           bits < 10    ? 0u
-                                                           : bits == 10 ? 20000u
-                                                                        : 1u};
+                // 8 and 9 are of bf16 streams: nothing asked for, and everything. 10 and 11 are of unusual values, 12
+                // of zeros.
+                Options options{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0};
+                if (bits >= 8) options = {bits != 8, bits != 8, bits != 8};
+                if (bits == 8 || bits == 9) options.stream_type = StreamType::BFloat16;
+                if (bits == 10 || bits == 11) options.rare = bits == 10 ? 20000 : 1;
+                options.zero = bits == 12;
                 if (tokens > 2 && bits > 0 && bits < 7) continue;
                 if (one.geometry.depth() > 4096 && (tokens > 17 || bits > 9) && bits != 7) continue;  // seconds
                 Report report;
