@@ -39,6 +39,7 @@ REMOVALS = (
     ("removed", re.compile(r"\b(?:local_|wave_)?barrier\(\);"), ";"),
     ("removed", re.compile(r"\bfence\(\);"), ";"),
     ("removed", re.compile(r"\bcopy_async_commit\(\);"), ";"),
+    ("removed", re.compile(r"\bwait_for_launch_before\(\);"), ";"),
     ("removed", re.compile(r"\bcopy_async_wait<\d+>\(\);"), ";"),
 )
 # Where a tree begins, how many lanes a tree spans, and what the vendor header tells a shuffle.

@@ -46,6 +46,7 @@ struct Thread {
     std::uint32_t shuffled = 0;
     unsigned copy_group = 0;
     std::vector<Copy> copies;
+    bool waited = false;  // for the launch ahead
 };
 
 // Lanes of a wave that have called the same shuffle, until all that its mask names are there.

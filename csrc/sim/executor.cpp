@@ -213,6 +213,7 @@ void begin(Block& block, unsigned number) {
     for (Thread& t : block.threads) {
         t.copies.clear();
         t.copy_group = 0;
+        t.waited = false;
         t.self = start(t);
         make_ready(t);
     }
@@ -474,6 +475,9 @@ void barrier(Scope scope, Place place) {
 }
 
 void fence() { watch::fenced(); }
+
+void let_next_launch_begin() { watch::next_may_begin(); }
+void wait_for_launch_before() { current->waited = true; }
 
 std::uint32_t shuffle(Shuffle kind, std::uint64_t mask, std::uint32_t value, int operand, int width) {
     Thread& t = *current;

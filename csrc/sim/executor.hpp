@@ -20,6 +20,8 @@ struct Launch {
     std::array<unsigned, 3> grid;
     unsigned block;  // threads
     std::size_t shared_bytes;
+    const void* stream = nullptr;
+    bool overlapping = false;  // on a card it may begin before the launch ahead of it in its stream has ended
 };
 
 // What stopped a launch: a code of the card's vendor, and a sentence that names kernel, block, thread and source line.

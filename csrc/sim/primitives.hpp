@@ -31,6 +31,11 @@ enum class Scope { Global, Local, Wave };  // a barrier's: orders all memory of 
 void barrier(Scope scope, Place place);
 void fence();
 
+// Of a launch that may overlap the one ahead of it. Here launches run one after the other: it is the strict card that
+// knows what a thread may touch before it has waited.
+void let_next_launch_begin();
+void wait_for_launch_before();
+
 // What __shfl_*_sync do on a wave of the card's width. `lanes` names the lanes of the wave that take part, each of
 // which must call with the same mask, operand and width; `width` cuts the wave into segments.
 enum class Shuffle { Xor, Down, Up, Index };

@@ -14,8 +14,12 @@
 //     fence. (On either side the thread of the atomic operation may be the one that passes the fence.)
 // Two accesses of which one is a write, neither before the other, are an error. Since what counts is the order that the
 // kernel asks for and not the one that happened, most of them are seen under any seed.
+//
+// Launches run one after the other, but of those that on a card may overlap the launch ahead of them it is known what a
+// thread touches before it has waited: check_unwaited().
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "sim/traffic.hpp"
@@ -49,12 +53,20 @@ struct Atomic {
 
 struct LaunchHistory {
     std::uint64_t began = 0;
+    bool early = false;  // a thread let the next launch begin before it had itself waited for the one ahead
     std::uint64_t accesses = 0;
     std::vector<BlockHistory> blocks;
     std::vector<Atomic> atomics;
 };
 
 LaunchHistory history;
+
+// When an overlapping launch begins, launches ahead of it in its stream that began at this time or later may still run:
+// the one ahead, and where that let this one begin before it had waited itself, whatever might still run when that one
+// began. Behind a launch that does not overlap, or none, anything may: it stands for somebody else's.
+constexpr std::uint64_t kAnything = 0;
+std::map<const void*, std::uint64_t> running_since_of;
+std::uint64_t running_since = kAnything;
 
 std::uint64_t tick() { return ++now.clock; }
 
@@ -131,6 +143,16 @@ bool ordered(std::uint32_t thread, std::uint64_t time) {
 
 enum class Kind { Read, Write, Atomic };
 
+// What a thread of an overlapping launch may touch before it has waited: it may read what no launch writes that can
+// still run.
+void check_unwaited(const Buffer& buffer, std::uint64_t written, Kind kind, const char* did, const void* caller) {
+    if (!now.launch->overlapping || current->waited) return;
+    const std::string what = std::string(did) + " " + buffer.name + " before it has waited for the launch ahead";
+    if (kind != Kind::Read) stop_here(kLaunchFailure, caller, what);
+    if (running_since == kAnything) stop_here(kLaunchFailure, caller, what + ", beside which anything may run");
+    if (written >= running_since) stop_here(kLaunchFailure, caller, what + ", and one that may still run writes it");
+}
+
 void global_access(const char* address, std::size_t bytes, Kind kind, const void* caller) {
     Buffer* buffer = now.memory->find(address);
     const char* did = kind == Kind::Read ? "reads" : "writes";
@@ -144,11 +166,13 @@ void global_access(const char* address, std::size_t bytes, Kind kind, const void
     if (!buffer->writable) {
         if (kind != Kind::Read)
             stop_here(kIllegalAddress, caller, "writes to " + buffer->name + ", which is read-only");
+        check_unwaited(*buffer, 0, kind, did, caller);
         return;
     }
     const auto offset = static_cast<std::size_t>(address - buffer->begin);
     for (std::size_t i = offset / 4; i <= (offset + bytes - 1) / 4; ++i) {
         GlobalWord& word = buffer->words[i];
+        check_unwaited(*buffer, word.written, kind, did, caller);
         const bool atomics = kind == Kind::Atomic && word.atomic;
         if (kind != Kind::Write && !buffer->defined && !word.defined) {
             stop_here(kLaunchFailure, caller,
@@ -294,11 +318,16 @@ void access(const void* address, std::size_t bytes, Kind kind, const void* calle
 void launch_begins() {
     history.began = tick();
     history.accesses = 0;
+    history.early = false;
+    running_since = running_since_of[now.launch->stream];
     history.blocks.assign(std::size_t{now.launch->grid[0]} * now.launch->grid[1] * now.launch->grid[2], {});
     history.atomics.clear();
 }
 
 void launch_ends() {
+    running_since_of[now.launch->stream] = !now.launch->overlapping ? kAnything
+                                           : history.early          ? running_since
+                                                                    : history.began;
     if (history.accesses != 0) return;
     stop({kLaunchFailure,
           nullptr,
@@ -325,6 +354,8 @@ void barrier_passed(Block& block, Scope scope) {
 void wave_passed(Block&, Wave& wave) { wave.ordered = tick(); }
 
 void fenced() { history.blocks[current->block->number].fences.push_back({current->index, tick()}); }
+
+void next_may_begin() { history.early |= !current->waited; }
 
 void atomic(const void* address, const void* caller) {
     access(address, sizeof(unsigned), Kind::Atomic, caller);

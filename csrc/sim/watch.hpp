@@ -15,6 +15,7 @@ void block_ends(Block& block);
 void barrier_passed(Block& block, Scope scope);
 void wave_passed(Block& block, Wave& wave);
 void fenced();
+void next_may_begin();
 void atomic(const void* address, const void* caller);
 void reads(const void* address, std::size_t bytes, const void* caller);
 void writes(const void* address, std::size_t bytes, const void* caller);
@@ -30,6 +31,7 @@ inline void block_ends(Block&) {}
 inline void barrier_passed(Block&, Scope) {}
 inline void wave_passed(Block&, Wave&) {}
 inline void fenced() {}
+inline void next_may_begin() {}
 inline void atomic(const void*, const void*) {}
 inline void reads(const void*, std::size_t, const void*) {}
 inline void writes(const void*, std::size_t, const void*) {}

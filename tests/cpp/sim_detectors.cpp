@@ -65,6 +65,32 @@ void copy_right_kernel(Args args) {
     args.out[kThreads + thread()] = tile[kThreads + (thread() + 1) % kThreads].w;
 }
 
+// The first of two overlapping launches, and second ones.
+void wait_then_let_kernel(Args args) {
+    wait_for_launch_before();
+    let_next_launch_begin();
+    args.out[blockIdx.x * kThreads + thread()] = args.in[thread()];
+}
+void let_then_wait_kernel(Args args) {
+    let_next_launch_begin();
+    wait_for_launch_before();
+    args.out[blockIdx.x * kThreads + thread()] = args.in[thread()];
+}
+void read_ahead_kernel(Args args) {
+    const float early = args.in[thread()];
+    wait_for_launch_before();
+    args.out[512 + blockIdx.x * kThreads + thread()] = early;
+}
+void read_output_ahead_kernel(Args args) {
+    const float early = args.out[thread()];
+    wait_for_launch_before();
+    args.out[512 + blockIdx.x * kThreads + thread()] = early;
+}
+void write_ahead_kernel(Args args) {
+    args.out[512 + blockIdx.x * kThreads + thread()] = 1.0f;
+    wait_for_launch_before();
+}
+
 void polite_wait_kernel(Args args) {
     if (blockIdx.x == 0) {
         if (thread() == 0) {
@@ -295,6 +321,53 @@ Outcome run(const char* card, void (*kernel)(Args), unsigned blocks, std::uint64
     return outcome;
 }
 
+// Two launches, the second of which may overlap the first, and that whatever ran before.
+Outcome run_behind(void (*first)(Args), void (*second)(Args), std::uint64_t seed) {
+    std::string problem;
+    const int device = sim::open_card("sm_90", seed, &problem);
+    sim::set_device(device);
+    sim::take_error();
+    sim::declare(device, "in", memory.in, sizeof memory.in, false, true);
+    sim::declare(device, "out", memory.out, sizeof memory.out, true, false);
+    const Args args{memory.out, memory.in, memory.counter};
+    int code = launch(wait_then_let_kernel, dim3(2), kThreads, 0, Stream{}, args);  // whatever ran before
+    if (code == 0) code = launch_overlapping(first, dim3(2), kThreads, 0, Stream{}, args);
+    if (code == 0) code = launch_overlapping(second, dim3(2), kThreads, 0, Stream{}, args);
+    if (code == 0) code = stream_synchronize(nullptr);
+    const Outcome outcome{code, code == 0 ? "" : error_text(code)};
+    sim::withdraw(device);
+    return outcome;
+}
+
+void check_overlapping() {
+    const struct {
+        const char* what;
+        void (*first)(Args);
+        void (*second)(Args);
+        const char* says;  // null: all is right
+    } rows[] = {
+        {"overlapping launches", wait_then_let_kernel, read_ahead_kernel, nullptr},
+        {"a read of what the launch ahead writes", wait_then_let_kernel, read_output_ahead_kernel,
+         "reads 'out' before it has waited for the launch ahead, and one that may still run writes it"},
+        {"a write before the wait", wait_then_let_kernel, write_ahead_kernel,
+         "writes 'out' before it has waited for the launch ahead"},
+        {"a read behind a launch that let too early", let_then_wait_kernel, read_ahead_kernel,
+         "before it has waited for the launch ahead, beside which anything may run"},
+        {"a read before any wait", read_ahead_kernel, wait_then_let_kernel,
+         "before it has waited for the launch ahead, beside which anything may run"},
+    };
+    for (const auto& row : rows) {
+        for (std::uint64_t seed = 0; seed < 4; ++seed) {
+            const Outcome got = run_behind(row.first, row.second, seed);
+            CHECK((got.code == 0) == (row.says == nullptr), row.what, seed, got.text);
+            CHECK(row.says == nullptr || got.text.find(row.says) != std::string::npos, row.what, got.text);
+            if (seed == 0 && row.says != nullptr) {
+                std::cout << std::left << std::setw(44) << row.what << got.text << '\n';
+            }
+        }
+    }
+}
+
 struct Case {
     const char* what;
     const char* name;  // of the kernel, as the error gives it
@@ -410,6 +483,7 @@ void check_cases() {
 
 int main() {
     for (float& value : strata::gpu::memory.in) value = 1.0f;
+    strata::gpu::check_overlapping();
     strata::gpu::check_cases();
     return strata::test::result();
 }

@@ -212,6 +212,7 @@ class OpenCard {
         CHECK(device >= 0, problem);
         sim::set_device(device);
         sim::device_card(device, &card);
+        CHECK(query_device(device, &facts) == 0, card.arch);
         for (const GrVariant& row : kGrVariants) CHECK(fused_gr_prepare(row.value, card.shared_most) == 0, row.name);
     }
     ~OpenCard() { sim::withdraw(device); }
@@ -243,6 +244,7 @@ class OpenCard {
 
     int device = -1;
     sim::Card card;
+    VendorDevice facts{};
     Where where;
 };
 
@@ -335,7 +337,7 @@ void check_read(OpenCard& card, const Inputs& in, int variant, int columns, std:
                       std::to_string(in.geometry.rank) + " " + fused_gr_find(variant)->name;
     Report report;
     bool good = fused_gr_read_multi(read_args(in, out, tokens, options, scratch.data()), variant, columns,
-                                    {card.card.shared_most}, nullptr, &report);
+                                    {card.card.shared_most, card.facts.overlaps}, nullptr, &report);
     if (const int code = stream_synchronize(nullptr)) {
         report_error(&report, code, "the read");
         good = false;
@@ -505,7 +507,9 @@ void check_strict() {
         for (const std::int64_t tokens : {1, 2, 3, 7}) {
             check_read(card, stream, kHcStream, 16, tokens, {true, true, tokens != 2}, stream_answer);
         }
-        check_read(card, stream, kHcTiled, 16, 7, {true, true, true}, stream_answer);
+        for (const int variant : {kHcStaged, kHcRegisterHalf, kHcTiled}) {
+            check_read(card, stream, variant, 16, 7, {true, true, true}, stream_answer);
+        }
     }
 }
 

@@ -101,10 +101,10 @@ __forceinline__ Float4 load_float4(const Float4* address) { return sim::load_flo
 __forceinline__ void store_float4(Float4* address, Float4 value) { sim::store_float4(address, value); }
 __forceinline__ Bf16x4 load_bf16x4(const Bf16x4* address) { return sim::load_bf16x4(address); }
 
-// No launch overlaps another here.
-inline constexpr bool kLaunchesOverlap = false;
-__forceinline__ void let_next_launch_begin() {}
-__forceinline__ void wait_for_launch_before() {}
+// No launch overlaps another here, but the strict card knows what one that may must not touch before it has waited.
+inline constexpr bool kLaunchesOverlap = true;
+using sim::let_next_launch_begin;
+using sim::wait_for_launch_before;
 __forceinline__ void prefetch(const void*, unsigned) {}
 __forceinline__ void pause(unsigned) {}
 
@@ -182,21 +182,22 @@ __attribute__((no_sanitize("thread"))) void enter_kernel(const void* kernel, con
 
 template <class Arguments>
 int launch(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
-           Arguments arguments) {
+           Arguments arguments, bool overlapping = false) {
     const sim::Launch asked{reinterpret_cast<const void*>(kernel),
                             enter_kernel<Arguments>,
                             &arguments,
                             {grid.x, grid.y, grid.z},
                             static_cast<unsigned>(block),
-                            shared_bytes};
+                            shared_bytes,
+                            stream,
+                            overlapping};
     return sim::launch(asked, sizeof arguments, stream);
 }
 
-// Here a launch like any other.
 template <class Arguments>
 int launch_overlapping(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
                        Arguments arguments) {
-    return launch(kernel, grid, block, shared_bytes, stream, arguments);
+    return launch(kernel, grid, block, shared_bytes, stream, arguments, true);
 }
 
 using sim::device_allocate;
