@@ -88,12 +88,12 @@ __global__ void __launch_bounds__(kTiledDownThreads) gr_tiled_down_kernel(GroupA
                                        TiledTokens<kTokenGroups>(here.activations[c][group], token_group));
         }
     }
-    local_barrier();
 
-    // The tree's first stage: groups 2 and 3 hand their sums to groups 0 and 1.
+    // The tree's first stage: groups 2 and 3 hand their sums to groups 0 and 1, through the first step's place: the
+    // last one may still be read in the second.
     constexpr int kTakers = kTiledDownThreads / 2;
-    auto* const exchange = reinterpret_cast<float*>(dynamic_shared());
-    static_assert(kThreadRows * kThreadTokens * kTakers * sizeof(float) <= kTiledDownBytes);
+    auto* const exchange = reinterpret_cast<float*>(steps);
+    static_assert(kSteps % 2 == 0 && kThreadRows * kThreadTokens * kTakers * sizeof(float) <= sizeof(TiledDownStep));
     if (thread >= kTakers) {
 #pragma unroll
         for (int i = 0; i < kThreadRows * kThreadTokens; ++i) {

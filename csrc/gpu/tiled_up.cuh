@@ -117,8 +117,7 @@ __global__ void __launch_bounds__(kTiledUpThreads, resident_blocks(3)) gr_tiled_
             values[k][stream] = args.normalised[ByTiledLanes::place(token, d / 4) * 4 + d % 4];
         }
     }
-    local_barrier();
-    for_all_sums([&](int s, int k) {
+    for_all_sums([&](int s, int k) {  // into this thread's own place, which nobody else has read
         if (k < kMine) one[s][k][thread] = half == 0 ? sums[s][k + kMine] : sums[s][k];
     });
     local_barrier();
