@@ -30,7 +30,7 @@ struct ManyTokens {
                     const Finish& finish) {
         const bool whole = x.chunks() <= kWhole;
         const std::int64_t steps = x.steps(0);
-        const std::int64_t limit = whole ? steps : pass.groups() <= kFewGroups ? kShortPart : kLongPart;
+        const std::int64_t limit = whole ? steps : kPartSteps;
         const std::int64_t parts = (steps + limit - 1) / limit;
         Words packed[kPacked];
         Floats slots[kPassTokens / kGroupTokens][kLanes * kSlot];
@@ -38,9 +38,15 @@ struct ManyTokens {
             const Part part{p * steps / parts, (p + 1) * steps / parts, p + 1 == parts};
             const Part follows =
                 part.last ? Part{0, steps / parts, false} : Part{part.end, (p + 2) * steps / parts, false};
-            Ahead ahead(rows, follows.begin * kLanes * kChunk + (part.last ? jump : 0), follows.chunks(x),
-                        part.chunks(x) * pass.groups());
+            const std::int64_t next = follows.begin * kLanes * kChunk + (part.last ? jump : 0);
             for (int quad = 0; quad < kQuads; quad += whole ? kQuads : 1) {
+                const bool more = !whole && quad + 1 < kQuads;
+                const std::int64_t first = more ? (part.begin * kLanes + kVisits.lane[quad + 1]) * kChunk : next;
+                const Part& asked = more ? part : follows;
+                Ahead ahead = whole ? Ahead(rows, first, kQuad * kChunk, (x.chunks() + kQuad - 1) / kQuad,
+                                            x.chunks() * pass.groups())
+                                    : Ahead(rows, first, kLanes * kChunk, asked.end - asked.begin,
+                                            (part.end - part.begin) * kQuad * pass.groups());
                 Turn turns[kLanes];
                 const int last = plan(x, part, whole, quad, vectors, packed, turns) - 1;
                 for (int q = quad; q < (whole ? kQuads : quad + 1); ++q) {
@@ -57,18 +63,16 @@ struct ManyTokens {
     }
 
   private:
-    // Rows of at most kWhole chunks are packed whole; longer ones part by part, so many steps of all lanes, and of a
-    // part the lanes of a quad, which share cache lines. Short parts let the weights stream from memory in their order,
-    // long ones save loads and stores of sums. Short and long, in ms (one thread, AVX-512): 16 tokens 1.43 and 1.66, 32
-    // tokens 2.65 and 2.85, 64 tokens 5.5 and 5.2.
+    // Rows of at most kWhole chunks are packed whole; of longer ones the lanes of a quad, which share cache lines, and
+    // so many steps of them. (Shorter parts, of all lanes, let the weights stream from memory in their order: a tenth
+    // faster at 9 tokens, slower from 16 on.)
     static constexpr int kWhole = 64;
-    static constexpr int kShortPart = 8;
-    static constexpr int kLongPart = 40;
-    static constexpr int kFewGroups = 4;
+    static constexpr int kPartSteps = 40;
     static constexpr int kQuad = 4;
     static constexpr int kQuads = kLanes / kQuad;
     static constexpr int kChunkWords = 4;
-    static constexpr int kPacked = (kWhole > kQuad * kLongPart ? kWhole : kQuad * kLongPart) * kVectors * kChunkWords;
+    static constexpr int kPacked = kQuad * kPartSteps * kVectors * kChunkWords;
+    static_assert(kWhole <= kQuad * kPartSteps);
 
     // The sums of a group. A visit's are in its own slot until another visit's have met them; of whole rows, which come
     // one group after the other, only those that wait are kept, one slot a level of the tree.
@@ -77,10 +81,6 @@ struct ManyTokens {
     struct Part {
         std::int64_t begin, end;  // steps
         bool last;
-        std::int64_t chunks(const Activations& x) const {
-            const std::int64_t all = end * kLanes < x.chunks() ? end * kLanes : x.chunks();
-            return all - begin * kLanes;
-        }
     };
 
     struct Visits {
@@ -112,7 +112,7 @@ struct ManyTokens {
             const int first = paired ? lane - kLanes / 2 : lane;
             const std::int64_t end = part.end < x.steps(lane) ? part.end : x.steps(lane);
             Turn& turn = turns[count++];
-            turn.weights = packed + (whole ? x.place(first) : lane % kQuad * kLongPart) * vectors * kChunkWords;
+            turn.weights = packed + (whole ? x.place(first) : lane % kQuad * kPartSteps) * vectors * kChunkWords;
             turn.place = x.place(first) + part.begin;
             turn.steps = paired ? x.steps(first) + x.steps(lane) : end - part.begin;
             turn.merges = 0;
@@ -131,7 +131,7 @@ struct ManyTokens {
         for (std::int64_t step = part.begin; step < part.end; ++step) {
             const std::int64_t chunk = step * kLanes + lane;
             const auto to = [&](int k, int r) {
-                const std::int64_t place = whole ? x.place(chunk + k) : k * kLongPart + step - part.begin;
+                const std::int64_t place = whole ? x.place(chunk + k) : k * kPartSteps + step - part.begin;
                 return packed + (place * vectors + r) * kChunkWords;
             };
             for (int r = 0; r < vectors; ++r) {
@@ -152,20 +152,23 @@ struct ManyTokens {
         }
     }
 
-    // Asks the second cache for `chunks` of each row from `first` on, evenly over `turns`: hardware does not see a
-    // stream in the order in which the rows are packed.
+    // Asks the second cache for `lines` lines of each row, `apart` weights apart from `first` on, evenly over `turns`:
+    // hardware does not see a stream in the order in which rows are packed, and what is asked for much earlier does not
+    // stay.
     class Ahead {
       public:
-        Ahead(const Rows& rows, std::int64_t first, std::int64_t chunks, std::int64_t turns)
-            : rows_(&rows), first_(first), length_(chunks * kChunk) {
-            const std::int64_t lines = (chunks + kQuad - 1) / kQuad * kRows;
-            share_ = (lines + turns - 1) / turns;
+        Ahead(const Rows& rows, std::int64_t first, std::int64_t apart, std::int64_t lines, std::int64_t turns)
+            : rows_(&rows),
+              first_(first),
+              apart_(apart),
+              length_(lines * apart),
+              share_((lines * kRows + turns - 1) / turns) {
             begin_row();
         }
         void ask() {
             for (std::int64_t i = 0; i < share_ && row_ < kRows; ++i) {
                 _mm_prefetch(reinterpret_cast<const char*>(next_), _MM_HINT_T1);
-                next_ += kQuad * kChunk;
+                next_ += apart_;
                 if (next_ >= end_ && ++row_ < kRows) begin_row();
             }
         }
@@ -176,7 +179,7 @@ struct ManyTokens {
             end_ = next_ + length_;
         }
         const Rows* rows_;
-        std::int64_t first_, length_, share_;
+        std::int64_t first_, apart_, length_, share_;
         int row_ = 0;
         const std::uint16_t *next_, *end_;
     };

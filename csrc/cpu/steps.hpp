@@ -16,8 +16,8 @@ inline constexpr int kPassTokens = 64;
 inline constexpr int kGroupTokens = 8;
 
 // Up to so many tokens, one group, the vector paths read each row of weights from end to end (few_tokens.hpp), beyond
-// lane by lane (many_tokens.hpp). One thread, AVX-512, the former and the latter: 8 tokens 0.80 and 0.82 ms, 4 tokens
-// 0.52 and 0.70; 9 tokens in two passes 1.06, in one of the latter 0.95.
+// lane by lane (many_tokens.hpp). One thread, AVX-512, the former and the latter: 4 tokens 0.53 and 0.87 ms, 8 tokens
+// 0.85 and 0.97; 9 tokens 1.06 in two passes and 1.03 in one, 16 tokens 1.68 and 1.37.
 inline constexpr int kFewTokens = kGroupTokens;
 
 struct Group {

@@ -184,8 +184,8 @@ int main() {
         {{64, 8, 40}, {3, 8, 10, 17, 50}},
         {{2048, 4, 320}, {1, 6, 9}},
         {{32, 5, 392}, {9, 33}},       // lanes 16 to 31 of an up row have up to two chunks
-        {{64, 2, 520}, {8, 14, 41}},   // an up row of more than one part, and of a ragged quad
-        {{1312, 8, 16}, {2, 15, 36}},  // a down row of more than one long part
+        {{64, 2, 520}, {8, 14, 41}},   // an up row that is not packed whole, and of a ragged quad
+        {{1312, 8, 16}, {2, 15, 36}},  // a down row of more than one part
     };
     for (const auto& one : cases) {
         std::unique_ptr<const Read> shorter[kOptions];
