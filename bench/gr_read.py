@@ -124,7 +124,7 @@ def run_cuda(args, progress) -> dict:
         contestants = {"strata": strata_calls(None, inputs, sets)}
         contestants |= {v: strata_calls(v, inputs, sets) for v in args.variants or debug.variants(device)}
         if not args.no_peers:
-            for peer in peers(not args.no_compile, args.max_autotune) + triton_peers():
+            for peer in peers(not args.no_compile, args.max_autotune) + triton_peers(tokens):
                 converted = [peer.arguments(inputs, w) for w in sets]
                 contestants[peer.name] = [lambda p=peer, a=a: p.call(*a) for a in converted]
         for name, calls in contestants.items():
@@ -194,27 +194,41 @@ def print_table(result: dict):
 
 
 def plot(result: dict, path: str):
+    """A panel for each placement, mode and number of threads; a line in it for each contestant."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(9, 5.5))
-    names = list(dict.fromkeys(r["name"] for r in result["rows"]))
+    rows = result["rows"]
+    names = list(dict.fromkeys(r["name"] for r in rows))
     colours = dict(zip(names, plt.get_cmap("tab20").colors))
-    for key in dict.fromkeys(key_of(r) for r in result["rows"]):
-        points = [r for r in result["rows"] if key_of(r) == key]
-        label = label_of(key)
-        times = [r["us_median"] for r in points]
-        errors = [[r["us_median"] - r["us_p10"] for r in points], [r["us_p90"] - r["us_median"] for r in points]]
-        axes.errorbar(
-            [r["tokens"] for r in points], times, yerr=errors, marker="o", capsize=3, label=label,
-            color=colours[key[0]], linestyle="-" if key[1] == "back_to_back" else ":",
-        )  # fmt: skip
-    axes.axhline(result["floor"]["us"], color="black", linestyle="--", label="floor: weights once")
-    axes.set(xlabel="tokens a read", ylabel="us a read (median, p10 to p90)", title=result["device"], ylim=(0, None))
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
-    figure.tight_layout()
+    panels = list(dict.fromkeys(key_of(r)[1:] for r in rows))
+    tokens = sorted({r["tokens"] for r in rows})
+    figure, all_axes = plt.subplots(
+        1, len(panels), figsize=(3 + 4.5 * len(panels), 5.5), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axes, panel in zip(all_axes[0], panels):
+        for name in names:
+            points = [r for r in rows if key_of(r) == (name, *panel)]
+            times = [r["us_median"] for r in points]
+            errors = [[r["us_median"] - r["us_p10"] for r in points], [r["us_p90"] - r["us_median"] for r in points]]
+            axes.errorbar(
+                [r["tokens"] for r in points], times, yerr=errors, marker="o", capsize=3, label=name,
+                color=colours[name],
+            )  # fmt: skip
+        axes.axhline(result["floor"]["us"], color="black", linestyle="--", label="floor: weights once")
+        if max(tokens) > 16:
+            axes.set(xscale="log", yscale="log")
+            axes.minorticks_off()
+        else:
+            axes.set(ylim=(0, None))
+        axes.set(title=label_of(("", *panel)).strip(), xlabel="tokens a read")
+        axes.set_xticks(tokens, [str(t) for t in tokens])
+    all_axes[0][0].set(ylabel="us a read (median, p10 to p90)")
+    figure.suptitle(result["device"])
+    handles, labels = all_axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, loc="outside right upper")
     figure.savefig(path, dpi=120)
 
 

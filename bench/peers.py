@@ -70,9 +70,9 @@ def overlapping_copy():
     return overlapping_copy
 
 
-def triton_peers() -> list[Peer]:
-    """The Triton peer on a card, where Triton is installed."""
-    return [TritonPeer()] if importlib.util.find_spec("triton") is not None else []
+def triton_peers(tokens: int) -> list[Peer]:
+    """The Triton peer on a card, where Triton is installed; it unrolls its tokens, so for a few of them only."""
+    return [TritonPeer()] if tokens <= 8 and importlib.util.find_spec("triton") is not None else []
 
 
 def peers(compiled: bool, max_autotune: bool = False) -> list[Peer]:
