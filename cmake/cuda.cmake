@@ -3,9 +3,7 @@
 # ---------------------------------------------------------------------------------------------------------------------
 # Whether
 
-if(NOT STRATA_CUDA MATCHES "^(AUTO|TRY|ON|OFF)$")
-  strata_stop("STRATA_CUDA is AUTO, TRY, ON or OFF, not ${STRATA_CUDA}")
-endif()
+strata_check_choice(CUDA)
 if(STRATA_CUDA STREQUAL "OFF" OR (STRATA_CUDA STREQUAL "AUTO" AND NOT STRATA_TORCH_cuda))
   return()
 endif()
@@ -26,11 +24,7 @@ else()
 endif()
 if(trouble)
   unset(STRATA_NVCC CACHE)
-  if(STRATA_CUDA STREQUAL "TRY" AND NOT STRATA_REQUIRE_ALL)
-    message(STATUS "left out: the CUDA library (${trouble})")
-    return()
-  endif()
-  strata_stop("cannot build the CUDA library: ${trouble} (STRATA_CUDA=OFF builds without it)")
+  strata_cannot_build(CUDA "${trouble}")
 endif()
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -9,23 +9,12 @@
 
 set(STRATA_HIP AUTO CACHE STRING "HIP library: AUTO as the installed torch has it, TRY where there is a compiler, ON, OFF")
 set_property(CACHE STRATA_HIP PROPERTY STRINGS AUTO TRY ON OFF)
-if(NOT STRATA_HIP MATCHES "^(AUTO|TRY|ON|OFF)$")
-  strata_stop("STRATA_HIP is AUTO, TRY, ON or OFF, not ${STRATA_HIP}")
-endif()
+strata_check_choice(HIP)
 if(STRATA_HIP STREQUAL "OFF" OR (STRATA_HIP STREQUAL "AUTO" AND NOT STRATA_TORCH_hip))
   return()
 endif()
 
-execute_process(
-  COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/hip_facts.py --bitcode ${PROJECT_BINARY_DIR}/hip_bitcode
-  OUTPUT_VARIABLE facts
-  ERROR_VARIABLE complaint
-  RESULT_VARIABLE status
-  OUTPUT_STRIP_TRAILING_WHITESPACE
-  ERROR_STRIP_TRAILING_WHITESPACE)
-if(NOT status EQUAL 0)
-  strata_stop("${complaint}")
-endif()
+strata_facts(facts hip_facts.py --bitcode ${PROJECT_BINARY_DIR}/hip_bitcode)
 foreach(key IN ITEMS missing compiler version headers archs unknown)
   set(hip_${key} "")
   if(facts MATCHES "(^|\n)${key}=([^\n]*)")
@@ -45,11 +34,7 @@ if(NOT hip_missing AND NOT STRATA_AMDHIP64)
 endif()
 if(hip_missing)
   unset(STRATA_AMDHIP64 CACHE)
-  if(STRATA_HIP STREQUAL "TRY" AND NOT STRATA_REQUIRE_ALL)
-    message(STATUS "left out: the HIP library (${hip_missing})")
-    return()
-  endif()
-  strata_stop("cannot build the HIP library: ${hip_missing} (STRATA_HIP=OFF builds without it)")
+  strata_cannot_build(HIP "${hip_missing}")
 endif()
 list(JOIN hip_archs " " built_for)
 message(STATUS "HIP library: ${hip_version}, HIP ${hip_headers} headers, for ${built_for}")

@@ -1,15 +1,6 @@
 # The installed torch as the target strata_torch: headers and libtorch_cpu, nothing else. (find_package(Torch) would look
 # for a CUDA toolkit, and put flags of its own choice into the build.)
-execute_process(
-  COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/torch_facts.py
-  OUTPUT_VARIABLE facts
-  ERROR_VARIABLE complaint
-  RESULT_VARIABLE status
-  OUTPUT_STRIP_TRAILING_WHITESPACE
-  ERROR_STRIP_TRAILING_WHITESPACE)
-if(NOT status EQUAL 0)
-  strata_stop("${complaint}")
-endif()
+strata_facts(facts torch_facts.py)
 string(REPLACE "\n" ";" facts "${facts}")
 foreach(fact IN LISTS facts)
   if(fact MATCHES "^([a-z]+)=(.*)$")
