@@ -89,8 +89,7 @@ STRATA_HOST_DEVICE float sigmoid_denominator(float x) { return 1.0f + exp_f32(-x
 STRATA_HOST_DEVICE float sigmoid(float x) { return 1.0f / sigmoid_denominator(x); }
 
 // NaN at -inf (-inf / inf), -0 below about -88.8.
-STRATA_HOST_DEVICE float silu_denominator(float x) { return 1.0f + exp_f32(-x); }
-STRATA_HOST_DEVICE float silu(float x) { return x / silu_denominator(x); }
+STRATA_HOST_DEVICE float silu(float x) { return x / sigmoid_denominator(x); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Step 1, the fold: R'[c, d] = fmaf(block_out[d], fold_gain(inject_prev[c]), R[c, d])

@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) gr_stream_up_kernel(GroupAr
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {  // the dots of missing tokens are thrown away
         lo[token] = token < tokens ? down_sum_mean(sums_of[token].tree(), kStreams) : 0.0f;
-        denominator[token] = silu_denominator(lo[token]);
+        denominator[token] = sigmoid_denominator(lo[token]);
     }
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {
