@@ -147,10 +147,13 @@ enum class Kind { Read, Write, Atomic };
 // still run.
 void check_unwaited(const Buffer& buffer, std::uint64_t written, Kind kind, const char* did, const void* caller) {
     if (!now.launch->overlapping || current->waited) return;
-    const std::string what = std::string(did) + " " + buffer.name + " before it has waited for the launch ahead";
-    if (kind != Kind::Read) stop_here(kLaunchFailure, caller, what);
-    if (running_since == kAnything) stop_here(kLaunchFailure, caller, what + ", beside which anything may run");
-    if (written >= running_since) stop_here(kLaunchFailure, caller, what + ", and one that may still run writes it");
+    const auto stop = [&](const char* why) {
+        const std::string what = std::string(did) + " " + buffer.name + " before it has waited for the launch ahead";
+        stop_here(kLaunchFailure, caller, what + why);
+    };
+    if (kind != Kind::Read) stop("");
+    if (running_since == kAnything) stop(", beside which anything may run");
+    if (written >= running_since) stop(", and one that may still run writes it");
 }
 
 void global_access(const char* address, std::size_t bytes, Kind kind, const void* caller) {
