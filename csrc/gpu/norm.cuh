@@ -35,15 +35,14 @@ struct NormShared {
     float partial[kStreamsPerBlock][kNormGroups];
 };
 
-// Where float4 `f` of a token's normalised activations goes: where it is.
+// Where float4 `f` of a token's normalised activations goes: where it is. An order with kSpareBlocks says besides, in
+// spare_block(args, token, first_stream), what a block past the last token does instead.
 struct InOrder {
-    static constexpr bool kAsks = false;
-    static constexpr int kTokenTile = 1;
+    static constexpr bool kSpareBlocks = false;
     static __device__ int place(int token, int f) { return token * (kDepth / 4) + f; }
 };
 
-// Grid (tokens, streams / kStreamsPerBlock), kNormThreads threads. Where the order has tiles of tokens, the blocks past
-// the last token fill its tile with zeros; where it asks for weights, they do.
+// Grid (tokens, and those of the order's spare blocks; streams / kStreamsPerBlock), kNormThreads threads.
 template <int kStreamsPerBlock, class Four, class Order = InOrder>
 __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
     constexpr int kFloat4s = kWidth / 4;
@@ -53,17 +52,9 @@ __global__ void __launch_bounds__(kNormThreads) gr_norm_kernel(GroupArgs args) {
     const int token = static_cast<int>(blockIdx.x);
     const int first_stream = static_cast<int>(blockIdx.y) * kStreamsPerBlock;
     auto* const normalised = reinterpret_cast<Float4*>(args.normalised);
-    if constexpr (Order::kTokenTile > 1) {
+    if constexpr (Order::kSpareBlocks) {
         if (token >= args.tokens) {
-            for (int f = thread; f < kFloat4s; f += kNormThreads) {
-                normalised[Order::place(token, first_stream * kFloat4s + f)] = Float4{};
-            }
-            return;
-        }
-    }
-    if constexpr (Order::kAsks) {
-        if (token >= args.tokens) {
-            Order::ask_for_weights(args, (token - args.tokens) * kStreams + first_stream);
+            Order::spare_block(args, token, first_stream);
             return;
         }
     }

@@ -26,8 +26,7 @@ __device__ __forceinline__ int quarter_chunk(int thread, int quarter) {
 // The normalised activations by quarters: the first halves of a quarter's chunks, then the second halves, so that
 // neighbouring threads read neighbouring float4s.
 struct ByQuarters {
-    static constexpr bool kAsks = true;
-    static constexpr int kTokenTile = 1;
+    static constexpr bool kSpareBlocks = true;
 
     static __device__ int place(int token, int f) {
         const int chunk = f / 2;
@@ -37,9 +36,11 @@ struct ByQuarters {
         return token * (kDepth / 4) + (quarter * 2 + f % 2) * kQuarterChunks + thread;
     }
 
-    // In pieces with pauses: all at once keeps the activations of the read ahead waiting (H200, T = 1: 0.8 us).
+    // Asks for w_down, in pieces with pauses: all at once keeps the activations of the read ahead waiting (at T = 1 for
+    // 0.8 us on an H200).
     static constexpr int kAskingBlocks = kStreamUpBlocks;
-    static __device__ void ask_for_weights(const GroupArgs& args, int block) {
+    static __device__ void spare_block(const GroupArgs& args, int token, int first_stream) {
+        const int block = (token - args.tokens) * kStreams + first_stream;
         constexpr int kBytes = kRank * kDepth / kChunk * static_cast<int>(sizeof(Chunk)) / kAskingBlocks;
         constexpr int kPieces = 5;
         static_assert(kBytes % (kPieces * kAlignment) == 0);

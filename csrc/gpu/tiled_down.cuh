@@ -17,8 +17,8 @@ __device__ __forceinline__ int tiled_lane(int block, int group) {
 
 // The normalised activations as the blocks take them: a block's four lanes, round after round.
 struct ByTiledLanes {
-    static constexpr bool kAsks = false;
-    static constexpr int kTokenTile = kTiledTokens;
+    static constexpr bool kSpareBlocks = true;
+
     static __device__ std::int64_t place(int token, int f) {
         const int chunk = f / 2;
         const int lane = chunk % kLanes;
@@ -26,6 +26,15 @@ struct ByTiledLanes {
         const int group = lane % 2 + lane / kTiledSums * 2;
         const int turn = (block * kDepthRounds + chunk / kLanes) * kTiledDownLanes + group;
         return tiled_place(token, turn, kDepth / kChunk, f % 2);
+    }
+
+    // Zeros for the last tile's missing tokens.
+    static __device__ void spare_block(const GroupArgs& args, int token, int first_stream) {
+        constexpr int kFloat4s = kWidth / 4;
+        auto* const normalised = reinterpret_cast<Float4*>(args.normalised);
+        for (int f = static_cast<int>(threadIdx.x); f < kFloat4s; f += kNormThreads) {
+            normalised[place(token, first_stream * kFloat4s + f)] = Float4{};
+        }
     }
 };
 
