@@ -29,14 +29,18 @@ __device__ __forceinline__ DownRow down_row(const GroupArgs& args) {
     return {rows + (active ? index : 0) * kRowChunks, index, inject, active};
 }
 
-// The chunks of tile `tile` that this lane takes of its row.
+// The first chunk of tile `tile` that this lane takes of its row; its others follow kLanes apart.
 __device__ __forceinline__ const Chunk* row_tile(const DownRow& row, int tile) {
     return row.weights + tile * kTileChunks + logical_lane();
 }
+
+// kNow: asked for before whatever waits behind it in the source.
+template <bool kNow = false>
 __device__ __forceinline__ void load_row_tile(Chunk (&weights)[kTileRounds], const DownRow& row, int tile) {
 #pragma unroll
     for (int round = 0; round < kTileRounds; ++round) {
-        weights[round] = load_weights(row_tile(row, tile) + round * kLanes);
+        const Chunk* chunk = row_tile(row, tile) + round * kLanes;
+        weights[round] = kNow ? load_weights_now(chunk) : load_weights(chunk);
     }
 }
 
@@ -44,10 +48,7 @@ __device__ __forceinline__ void load_row_tile(Chunk (&weights)[kTileRounds], con
 // before is waited for.
 __device__ __forceinline__ void begin_down(Chunk (&weights)[kTileRounds], const DownRow& row) {
     let_next_launch_begin();
-#pragma unroll
-    for (int round = 0; round < kTileRounds; ++round) {
-        weights[round] = load_weights_now(row_tile(row, 0) + round * kLanes);
-    }
+    load_row_tile<true>(weights, row, 0);
     wait_for_launch_before();
 }
 

@@ -82,26 +82,20 @@ inline constexpr bool kLaunchesOverlap = false;
 // For kernels that launch_overlapping() launches. The next launch may begin; and everything before this launch has
 // ended and is seen. On cards without overlapping launches both are so from the start.
 __device__ __forceinline__ void let_next_launch_begin() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+    if constexpr (kLaunchesOverlap) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 __device__ __forceinline__ void wait_for_launch_before() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    if constexpr (kLaunchesOverlap) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Asks for memory into the second-level cache, and waits for some time: only where launches overlap.
 __device__ __forceinline__ void prefetch(const void* address, unsigned bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
-#endif
+    if constexpr (kLaunchesOverlap) {
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
+    }
 }
-__device__ __forceinline__ void pause([[maybe_unused]] unsigned nanoseconds) {
-#if __CUDA_ARCH__ >= 900
-    __nanosleep(nanoseconds);
-#endif
+__device__ __forceinline__ void pause(unsigned nanoseconds) {
+    if constexpr (kLaunchesOverlap) __nanosleep(nanoseconds);
 }
 
 // A float4 as one vector value.
