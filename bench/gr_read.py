@@ -127,11 +127,12 @@ def run_cuda(args, progress) -> dict:
             for peer in peers(not args.no_compile, args.max_autotune) + triton_peers(tokens):
                 converted = [peer.arguments(inputs, w) for w in sets]
                 contestants[peer.name] = [lambda p=peer, a=a: p.call(*a) for a in converted]
+        placements = alone_placements(args, inputs["residual"], source, sets)
         for name, calls in contestants.items():
             for mode in args.modes:
                 progress(f"T={tokens} {name} {mode}")
                 rows.append(row(name, tokens, mode, modes[mode](calls), floor_us))
-            for placement, before, beside in alone_placements(args, inputs["residual"], source, sets):
+            for placement, before, beside in placements:
                 progress(f"T={tokens} {name} {placement}")
                 samples = time_alone(calls, before, args.rounds, beside)
                 rows.append(row(name, tokens, "graph", samples, floor_us, placement))

@@ -61,9 +61,13 @@ class TritonPeer(Peer):
         )  # fmt: skip
 
 
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 def overlapping_copy():
     """``copy(target, source)`` behind which an overlapping launch begins at once; None where there is none."""
-    if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability() < (9, 0):
+    if not has_triton() or torch.cuda.get_device_capability() < (9, 0):
         return None
     from triton_peer import overlapping_copy
 
@@ -72,7 +76,7 @@ def overlapping_copy():
 
 def triton_peers(tokens: int) -> list[Peer]:
     """The Triton peer on a card, where Triton is installed; it unrolls its tokens, so for a few of them only."""
-    return [TritonPeer()] if tokens <= 8 and importlib.util.find_spec("triton") is not None else []
+    return [TritonPeer()] if tokens <= 8 and has_triton() else []
 
 
 def peers(compiled: bool, max_autotune: bool = False) -> list[Peer]:
