@@ -30,7 +30,7 @@ GROUPS = ("weights", "half_a", "half_b")
 def variant(name: str) -> str:
     for part, answer in (
         ("register_half", "p4"), ("staged", "staged"), ("down_plain", "plain, split"), ("runtime", "runtime_geometry"),
-        ("stream", "stream"), ("ByQuarters", "stream"), ("iled", "tiled"),
+        ("stream", "stream"), ("ByQuarters", "stream"), ("tiled", "tiled"), ("ByTiledLanes", "tiled"),
         ("norm_kernel<4", "plain"), ("norm_kernel<1", "split, staged, p4"),
     ):  # fmt: skip
         if part in name:
