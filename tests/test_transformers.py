@@ -20,7 +20,7 @@ from test_sim import needs_cards
 _, Qwen4ExpTextGatedResidual = need_transformers()
 
 HERE = Path(__file__).parent
-STEPS = 200
+STEPS = 256
 # How far the logits of a patched float32 model may be from the unpatched model's, as a part of the largest logit. Both
 # round each sum of the read in float32, in different orders; the most that was seen is 2^-20.
 LOGITS = 2.0**-18
