@@ -12,7 +12,6 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "common/backend.hpp"
@@ -20,6 +19,7 @@
 #include "cpu/read.hpp"
 #include "gpu/faults.hpp"
 #include "gpu/vendor.hpp"
+#include "selftest_answers.hpp"
 #include "sim/runtime.hpp"
 
 // csrc/gpu/device.cu's table, under the name that csrc/sim/device.cpp gives it.
@@ -189,36 +189,64 @@ inline void tell_state(int device) {
     say("streams=%ld", sim::live_streams());
 }
 
-// An ordinary read of one token at a small geometry, as the op makes it.
-inline bool small_read(int device, Report* report, gpu::Stream stream = nullptr) {
-    alignas(16) static float residual[32], w_norm[32], mixed[32], lo[8], rs[4];
-    alignas(16) static std::uint16_t w_down[8 * 32], w_up[32 * 8];
-    alignas(16) static unsigned char scratch[4096];
-    ReadArgs args{};
-    args.geometry = {32, 1, 8};
-    args.tokens = 1;
-    args.eps = 1e-6f;
-    args.residual = residual;
-    args.w_norm = w_norm;
-    args.w_down = w_down;
-    args.w_up = w_up;
-    args.mixed = mixed;
-    args.lo = lo;
-    args.rs = rs;
-    args.scratch = scratch;
-    for (const auto& [name, pointer, bytes, writable] :
-         {std::tuple<const char*, const void*, std::size_t, bool>{"residual", residual, sizeof residual, false},
-          {"w_norm", w_norm, sizeof w_norm, false},
-          {"w_down", w_down, sizeof w_down, false},
-          {"w_up", w_up, sizeof w_up, false},
-          {"mixed", mixed, sizeof mixed, true},
-          {"lo", lo, sizeof lo, true},
-          {"rs", rs, sizeof rs, true},
-          {"scratch", scratch, sizeof scratch, true}}) {
-        sim::declare(device, name, pointer, bytes, writable, true);
+// A read of zeros as the op makes it, without a write and a next one, in memory that the device knows.
+class ZeroRead {
+  public:
+    ZeroRead(const Geometry& geometry, std::int64_t tokens)
+        : geometry_(geometry),
+          tokens_(tokens),
+          scratch_bytes_(backend().scratch_size(&geometry, tokens)),
+          residual_(tokens * geometry.depth()),
+          w_norm_(geometry.depth()),
+          mixed_(tokens * geometry.width),
+          lo_(tokens * geometry.rank),
+          rs_(tokens * geometry.streams),
+          w_down_(geometry.rank * geometry.depth()),
+          w_up_(geometry.rank * geometry.depth()),
+          scratch_(scratch_bytes_) {}
+
+    bool queue(int device, Report* report, gpu::Stream stream = nullptr) {
+        const std::int64_t depth = geometry_.depth();
+        const auto lend = [&](const char* name, auto& buffer, std::int64_t count, bool writable) {
+            const std::size_t bytes = static_cast<std::size_t>(count) * sizeof *buffer.data();
+            sim::declare(device, name, buffer.data(), bytes, writable, true);
+        };
+        lend("residual", residual_, tokens_ * depth, false);
+        lend("w_norm", w_norm_, depth, false);
+        lend("w_down", w_down_, geometry_.rank * depth, false);
+        lend("w_up", w_up_, geometry_.rank * depth, false);
+        lend("mixed", mixed_, tokens_ * geometry_.width, true);
+        lend("lo", lo_, tokens_ * geometry_.rank, true);
+        lend("rs", rs_, tokens_ * geometry_.streams, true);
+        lend("scratch", scratch_, scratch_bytes_, true);
+        ReadArgs args{};
+        args.geometry = geometry_;
+        args.tokens = tokens_;
+        args.eps = 1e-6f;
+        args.residual = residual_.data();
+        args.w_norm = w_norm_.data();
+        args.w_down = w_down_.data();
+        args.w_up = w_up_.data();
+        args.mixed = mixed_.data();
+        args.lo = lo_.data();
+        args.rs = rs_.data();
+        args.scratch = scratch_.data();
+        const ReadChoice choice;
+        return backend().read(&args, &choice, device, stream, report);
     }
-    const ReadChoice choice;
-    return backend().read(&args, &choice, device, stream, report);
+
+  private:
+    Geometry geometry_;
+    std::int64_t tokens_, scratch_bytes_;
+    Buffer<float> residual_, w_norm_, mixed_, lo_, rs_;
+    Buffer<std::uint16_t> w_down_, w_up_;
+    Buffer<unsigned char> scratch_;
+};
+
+// Of one token at a small geometry. Its memory is never freed: what was captured or queued outlives the call.
+inline bool small_read(int device, Report* report, gpu::Stream stream = nullptr) {
+    static ZeroRead& read = *new ZeroRead({32, 1, 8}, 1);
+    return read.queue(device, report, stream);
 }
 
 }  // namespace strata::test

@@ -341,40 +341,9 @@ void test_faults() {
 // ---------------------------------------------------------------------------------------------------------------------
 // Many tokens: theirs are the tiled kernels where these passed the self-test, unless plain or split was asked for.
 
-// A read at the model's geometry, of zeros.
 bool model_read(int device, std::int64_t tokens, Report* report) {
-    constexpr Geometry g = kModelGeometry;
-    const auto floats = [](std::int64_t count) { return Buffer<float>(count); };
-    Buffer<float> residual = floats(tokens * g.depth()), w_norm = floats(g.depth()), mixed = floats(tokens * g.width),
-                  lo = floats(tokens * g.rank), rs = floats(tokens * g.streams);
-    Buffer<std::uint16_t> w_down(g.rank * g.depth()), w_up(g.rank * g.depth());
-    Buffer<unsigned char> scratch(backend().scratch_size(&g, tokens));
-    const auto lend = [&](const char* name, auto& buffer, std::int64_t count, bool writable) {
-        sim::declare(device, name, buffer.data(), static_cast<std::size_t>(count) * sizeof *buffer.data(), writable,
-                     true);
-    };
-    lend("residual", residual, tokens * g.depth(), false);
-    lend("w_norm", w_norm, g.depth(), false);
-    lend("w_down", w_down, g.rank * g.depth(), false);
-    lend("w_up", w_up, g.rank * g.depth(), false);
-    lend("mixed", mixed, tokens * g.width, true);
-    lend("lo", lo, tokens * g.rank, true);
-    lend("rs", rs, tokens * g.streams, true);
-    lend("scratch", scratch, backend().scratch_size(&g, tokens), true);
-    ReadArgs args{};
-    args.geometry = g;
-    args.tokens = tokens;
-    args.eps = 1e-6f;
-    args.residual = residual.data();
-    args.w_norm = w_norm.data();
-    args.w_down = w_down.data();
-    args.w_up = w_up.data();
-    args.mixed = mixed.data();
-    args.lo = lo.data();
-    args.rs = rs.data();
-    args.scratch = scratch.data();
-    const ReadChoice choice;
-    return backend().read(&args, &choice, device, nullptr, report) && sim::stream_synchronize(nullptr) == 0;
+    ZeroRead read(kModelGeometry, tokens);
+    return read.queue(device, report) && sim::stream_synchronize(nullptr) == 0;
 }
 
 void test_many_tokens() {
