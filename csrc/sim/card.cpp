@@ -36,8 +36,9 @@ bool read_number(std::string_view text, Number* out) {
 void complete(Card* card) {
     card->vendor = is_nvidia(card->arch) ? GrBackend::Cuda : GrBackend::Hip;
     int capability = 0;
-    card->background_copies =
-        is_nvidia(card->arch) && read_number(std::string_view(card->arch).substr(3), &capability) && capability >= 80;
+    if (!is_nvidia(card->arch) || !read_number(std::string_view(card->arch).substr(3), &capability)) capability = 0;
+    card->background_copies = capability >= 80;
+    card->clusters = capability >= 90;
 }
 
 }  // namespace
@@ -54,7 +55,7 @@ const char* card_names() {
 bool find_card(std::string_view text, Card* card, std::string* problem) {
     for (const Profile& profile : kProfiles) {
         if (text != profile.arch) continue;
-        *card = {profile.arch, {}, profile.lanes, profile.shared_plain, profile.shared_most, profile.compute_units, {}};
+        *card = {profile.arch, {}, profile.lanes, profile.shared_plain, profile.shared_most, profile.compute_units};
         complete(card);
         return true;
     }

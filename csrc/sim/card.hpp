@@ -18,6 +18,7 @@ struct Card {
     std::size_t shared_most = 0;         // and that it may ask for
     int compute_units = 0;
     bool background_copies = false;  // copies from global to shared memory do not wait
+    bool clusters = false;           // blocks of a launch can share their shared memory
 };
 
 // The names of the built-in profiles, comma separated.

@@ -65,6 +65,10 @@ std::string waits_where(const Thread& t) {
             return thread_number(t) + " waits at the barrier " + at(t.place);
         case State::AtShuffle:
             return thread_number(t) + " waits in a shuffle";
+        case State::AtClusterBarrier:
+            return thread_number(t) + " waits at the cluster's barrier " + at(t.cluster_place);
+        case State::AtArrivals:
+            return thread_number(t) + " waits for arrivals";
         case State::Finished:
             return thread_number(t) + " has left the kernel";
         default:
@@ -175,6 +179,96 @@ void exchange(Block& block, unsigned wave_index, std::size_t which) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Clusters
+
+// When bytes land. Not the scheduler's numbers, so that launches without such bytes do not need them.
+Random chance(0);
+
+std::string name_of(const Block& block) { return "block " + block_name(block.index); }
+
+// The first thread of the cluster, by block, of which this is true; null: of none.
+template <class Test>
+Thread* find_thread(const Cluster& cluster, Test test) {
+    for (unsigned rank = 0; rank < now.launch->cluster; ++rank) {
+        for (Thread& t : cluster.blocks[rank]->threads) {
+            if (test(t)) return &t;
+        }
+    }
+    return nullptr;
+}
+
+Trouble unreached(const Thread& waiting, const Thread& other) {
+    return {719, &waiting, nullptr, waiting.cluster_place,
+            "is at a barrier that part of its cluster does not reach: of " + name_of(*other.block) + " " +
+                waits_where(other)};
+}
+
+// A thread has finished: an error where a barrier of its cluster needs it.
+void check_cluster_left(const Thread& gone) {
+    Cluster& cluster = *gone.block->cluster;
+    if (gone.arrived != gone.passed) {
+        return stop({719, &gone, nullptr, gone.cluster_place, "leaves the kernel without cluster_wait()"});
+    }
+    if (cluster.left == nullptr || gone.arrived < cluster.left->arrived) cluster.left = &gone;
+    if (gone.arrived == cluster.begun) return;
+    const Thread* waiting = find_thread(cluster, [&](const Thread& t) { return t.arrived > gone.arrived; });
+    stop(unreached(*waiting, gone));
+}
+
+// Which of the block's `expected` is of the object at `offset`; kNone: there is none.
+constexpr unsigned kNone = ~0u;
+unsigned find_expected(const Block& block, std::size_t offset) {
+    for (unsigned i = 0; i < block.expected.size(); ++i) {
+        if (block.expected[i].offset == offset) return i;
+    }
+    return kNone;
+}
+
+void arrive(Block& block, const Delivery& delivery) {
+    const void* from = delivery.from != nullptr ? delivery.from : delivery.value.data();
+    std::memcpy(block.arena.get() + delivery.offset, from, delivery.bytes);
+    block.expected[delivery.expected].here += delivery.bytes;
+}
+
+template <class Test>
+void arrive_those(Block& block, Test test) {
+    auto& all = block.deliveries;
+    const auto rest = std::partition(all.begin(), all.end(), test);
+    std::for_each(all.begin(), rest, [&](const Delivery& delivery) { arrive(block, delivery); });
+    all.erase(all.begin(), rest);
+}
+
+// Some of what need not be late.
+void arrive_some(Block& block) {
+    arrive_those(block, [](const Delivery& delivery) { return !delivery.late && chance.below(4) == 0; });
+}
+
+// All threads of the block have finished.
+void check_awaited(const Block& block) {
+    for (const Expected& e : block.expected) {
+        if (e.awaited || e.bytes == 0) continue;
+        return stop({719,
+                     e.thread,
+                     e.caller,
+                     {},
+                     "expects arrivals that no thread of its block has waited for when the last one leaves the "
+                     "kernel: " +
+                         std::to_string(e.bytes - e.here) + " of " + std::to_string(e.bytes) +
+                         " bytes are on their way or still to be sent"});
+    }
+}
+
+void stop_missing(const Thread& t) {
+    const Expected& e = t.block->expected[t.expected];
+    stop({702,
+          &t,
+          t.caller,
+          {},
+          "waits for ever for arrivals: " + std::to_string(e.bytes - e.begun) + " of " + std::to_string(e.bytes) +
+              " bytes are missing"});
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Blocks
 
 // The fiber's memory outlives it: nothing to take or to give back.
@@ -205,7 +299,8 @@ void begin(Block& block, unsigned number) {
     block.alive = now.launch->block;
     block.at_barrier = 0;
     block.pieces.clear();
-    block.static_bytes = 0;
+    block.expected.clear();
+    block.deliveries.clear();
     // Whatever was there before; a number that shows in any sum.
     std::memset(block.arena.get(), 0x7f, now.launch->shared_bytes);
     block.waves.assign(wave_number(now.launch->block - 1) + 1, {});
@@ -214,10 +309,17 @@ void begin(Block& block, unsigned number) {
         t.copies.clear();
         t.copy_group = 0;
         t.waited = false;
+        t.arrived = t.passed = 0;
         t.self = start(t);
         make_ready(t);
     }
     watch::block_begins(block);
+}
+
+void begin(Cluster& cluster, unsigned number) {
+    const unsigned blocks = now.launch->cluster;
+    cluster = {cluster.blocks, blocks, 0, 0, 0, nullptr};
+    for (unsigned rank = 0; rank < blocks; ++rank) begin(*cluster.blocks[rank], number * blocks + rank);
 }
 
 // One turn of a thread: until it waits, gives up its turn, or leaves. True where it gave up its turn.
@@ -231,6 +333,7 @@ bool run(Thread& t) {
     check_left(t);
     check_wave_barrier(t);
     check_barrier(*t.block);
+    check_cluster_left(t);
     return false;
 }
 
@@ -270,7 +373,7 @@ class Pool {
     static constexpr std::size_t kPage = 4096;
     static constexpr std::size_t kStagger = 17 * 64;
     static constexpr std::size_t kStride = kPage + kStackBytes + 8 * kPage;
-    static constexpr std::size_t kStacks = kMostResident * 1024;
+    static constexpr std::size_t kStacks = std::max(kMostResident, kMostInCluster) * 1024;
 
     char* stack(std::size_t index) {
         if (memory_ == nullptr) {
@@ -297,8 +400,29 @@ Pool& pool() {
     return *kept;
 }
 
+// The first thread of the resident blocks that waits so; null: there is none.
+const Thread* find_waiting(const std::vector<Block*>& resident, State state) {
+    for (const Block* block : resident) {
+        for (const Thread& t : block->threads) {
+            if (t.state == state) return &t;
+        }
+    }
+    return nullptr;
+}
+
+// Threads give up their turns, and nothing else happens.
+void stop_impatiently(const Thread& t, const std::vector<Block*>& resident) {
+    if (const Thread* waiting = find_waiting(resident, State::AtArrivals)) return stop_missing(*waiting);
+    stop({702, &t, t.caller, {}, "waits for another block, for ever"});
+}
+
 // No thread can go on.
 void stop_deadlocked(const std::vector<Block*>& resident) {
+    if (const Thread* t = find_waiting(resident, State::AtArrivals)) return stop_missing(*t);
+    if (const Thread* t = find_waiting(resident, State::AtClusterBarrier)) {
+        const Thread* other = find_thread(*t->block->cluster, [&](const Thread& o) { return o.arrived < t->arrived; });
+        return stop(unreached(*t, *other));
+    }
     const Thread* waiting = nullptr;
     std::string others;
     int named = 0;
@@ -322,13 +446,24 @@ void stop_deadlocked(const std::vector<Block*>& resident) {
 void run_blocks(std::uint64_t seed) {
     Random random(seed);
     const Launch& launch = *now.launch;
-    std::vector<unsigned> order(std::size_t{launch.grid[0]} * launch.grid[1] * launch.grid[2]);
+    chance = Random(~seed);
+    std::vector<unsigned> order(std::size_t{launch.grid[0]} * launch.grid[1] * launch.grid[2] / launch.cluster);
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<unsigned>(i);
     for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
 
     std::size_t next = 0;
-    std::vector<Block*> resident = pool().blocks(std::min<std::size_t>(order.size(), 1 + random.below(kMostResident)));
-    for (Block* block : resident) begin(*block, order[next++]);
+    const unsigned most = std::max(1u, kMostResident / launch.cluster);
+    std::vector<Cluster> clusters(std::min<std::size_t>(order.size(), 1 + random.below(most)));
+    const std::vector<Block*> blocks = pool().blocks(clusters.size() * launch.cluster);
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        blocks[i]->cluster = &clusters[i / launch.cluster];
+        blocks[i]->rank = static_cast<unsigned>(i % launch.cluster);
+    }
+    for (std::size_t i = 0; i < clusters.size(); ++i) {
+        clusters[i].blocks = &blocks[i * launch.cluster];
+        begin(clusters[i], order[next++]);
+    }
+    std::vector<Block*> resident = blocks;
     unsigned yields = 0;
     while (!resident.empty()) {
         std::size_t pick = random.below(resident.size());
@@ -337,6 +472,7 @@ void run_blocks(std::uint64_t seed) {
             pick = (pick + 1) % resident.size();
         }
         Block& block = *resident[pick];
+        if (!block.deliveries.empty()) arrive_some(block);
         // Some turns of one block, so that its memory stays in the processor's caches for a while.
         for (unsigned turns = 1 + random.below(2 * launch.block); turns > 0 && !block.ready.empty(); --turns) {
             const unsigned which = random.below(block.ready.size());
@@ -344,15 +480,20 @@ void run_blocks(std::uint64_t seed) {
             block.ready[which] = block.ready.back();
             block.ready.pop_back();
             yields = run(t) ? yields + 1 : 0;
-            if (yields > kPatience) stop({702, &t, t.caller, {}, "waits for another block, for ever"});
+            if (yields > kPatience) stop_impatiently(t, resident);
             if (now.stopped) return;
         }
         if (block.alive > 0) continue;
+        check_awaited(block);
+        if (now.stopped) return;
         watch::block_ends(block);
+        Cluster& cluster = *block.cluster;
+        if (--cluster.running > 0) continue;  // what it has in shared memory stays
         if (next < order.size()) {
-            begin(block, order[next++]);
+            begin(cluster, order[next++]);
         } else {
-            resident.erase(resident.begin() + static_cast<std::ptrdiff_t>(pick));
+            const auto first = resident.begin() + static_cast<std::ptrdiff_t>(pick - block.rank);
+            resident.erase(first, first + launch.cluster);
         }
     }
 }
@@ -399,6 +540,8 @@ bool execute(const Card& card, Memory& memory, const Launch& launch, std::uint64
     now.memory = &memory;
     now.launch = &launch;
     now.stopped = false;
+    now.pieces.clear();
+    now.static_bytes = 0;
     watch::launch_begins();
     run_blocks(seed);
     if (!now.stopped) watch::launch_ends();
@@ -431,6 +574,69 @@ void check_aligned(const void* address, std::size_t bytes, const void* caller) {
               "a " + std::to_string(bytes) + "-byte access is not aligned to its size");
 }
 
+void* begin_piece(Block& block, const StaticPiece& piece) {
+    block.pieces.push_back(piece);
+    return std::memset(block.arena.get() + piece.offset, 0x7f, piece.bytes);
+}
+
+// What is sent to a block may be there before any of its threads asks for the piece of shared memory.
+void begin_piece_at(Block& block, std::size_t offset) {
+    const auto holds = [&](const StaticPiece& piece) {
+        return offset >= piece.offset && offset < piece.offset + piece.bytes;
+    };
+    if (std::any_of(block.pieces.begin(), block.pieces.end(), holds)) return;
+    const auto known = std::find_if(now.pieces.begin(), now.pieces.end(), holds);
+    if (known != now.pieces.end()) begin_piece(block, *known);
+}
+
+// Where `address`, with `bytes` behind it, is in the block's shared memory.
+std::size_t shared_offset(const void* address, std::size_t bytes, const char* what, const void* caller) {
+    const std::size_t offset =
+        reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(current->block->arena.get());
+    if (!in_shared_piece(offset, bytes)) {
+        stop_here(700, caller, std::string(what) + " outside of its block's shared memory");
+    }
+    return offset;
+}
+
+std::size_t arrivals_offset(const Arrivals& arrivals, const void* caller) {
+    if (!now.card->clusters) stop_here(719, caller, "asks for what a card without clusters does not have");
+    check_aligned(&arrivals, sizeof arrivals, caller);
+    return shared_offset(&arrivals, sizeof arrivals, "has arrivals", caller);
+}
+
+[[noreturn]] void refuse(const char* did, const Block& to, const std::string& why, const void* caller) {
+    stop_here(719, caller, did + (" to " + name_of(to)) + why);
+}
+
+// What is the same of bulk copies and of what is sent.
+void check_delivery(const char* did, const Block& to, const Delivery& delivery, const void* caller) {
+    if (delivery.expected == kNone) refuse(did, to, ", where nobody has expected these arrivals", caller);
+    const Expected& e = to.expected[delivery.expected];
+    if (delivery.bytes > e.bytes - e.begun) {
+        refuse(did, to,
+               " " + std::to_string(delivery.bytes) + " bytes, where " + std::to_string(e.bytes - e.begun) + " of " +
+                   std::to_string(e.bytes) + " expected ones are still to come",
+               caller);
+    }
+    for (const Expected& other : to.expected) {
+        if (other.offset < delivery.offset + delivery.bytes && delivery.offset < other.offset + sizeof(Arrivals)) {
+            refuse(did, to, ", over arrivals", caller);
+        }
+    }
+}
+
+void begin_delivery(Block& to, const Delivery& delivery) {
+    to.deliveries.push_back(delivery);
+    to.deliveries.back().late = chance.below(2) == 0;
+    Expected& e = to.expected[delivery.expected];
+    e.begun += delivery.bytes;
+    if (e.begun < e.bytes) return;
+    for (Thread& t : to.threads) {
+        if (t.state == State::AtArrivals && t.expected == delivery.expected) make_ready(t);
+    }
+}
+
 }  // namespace
 
 unsigned thread_index(int axis) { return axis == 0 ? current->index : 0; }
@@ -446,16 +652,17 @@ void* static_shared(const void* key, std::size_t bytes) {
     for (const StaticPiece& piece : block.pieces) {
         if (piece.key == key) return block.arena.get() + piece.offset;
     }
-    block.static_bytes += (bytes + 15) / 16 * 16;
-    if (block.static_bytes + now.launch->shared_bytes > now.card->shared_most) {
+    const auto known =
+        std::find_if(now.pieces.begin(), now.pieces.end(), [&](const StaticPiece& piece) { return piece.key == key; });
+    if (known != now.pieces.end()) return begin_piece(block, *known);
+    now.static_bytes += (bytes + 15) / 16 * 16;
+    if (now.static_bytes + now.launch->shared_bytes > now.card->shared_most) {
         stop_here(701, __builtin_return_address(0),
-                  "the block's shared memory, " + std::to_string(block.static_bytes + now.launch->shared_bytes) +
+                  "the block's shared memory, " + std::to_string(now.static_bytes + now.launch->shared_bytes) +
                       " bytes, is more than the card's " + std::to_string(now.card->shared_most));
     }
-    const std::size_t offset = kSharedArena - kArenaGuard - block.static_bytes;
-    std::memset(block.arena.get() + offset, 0x7f, bytes);
-    block.pieces.push_back({key, offset, bytes});
-    return block.arena.get() + offset;
+    now.pieces.push_back({key, kSharedArena - kArenaGuard - now.static_bytes, bytes});
+    return begin_piece(block, now.pieces.back());
 }
 
 void barrier(Scope scope, Place place) {
@@ -585,6 +792,128 @@ void copy_async_wait(int pending) {
     });
     std::for_each(t.copies.begin(), still, land);
     t.copies.erase(t.copies.begin(), still);
+}
+
+void expect_arrivals(Arrivals& arrivals, unsigned bytes) {
+    const void* caller = __builtin_return_address(0);
+    const std::size_t offset = arrivals_offset(arrivals, caller);
+    Block& block = *current->block;
+    const unsigned before = find_expected(block, offset);
+    if (before != kNone) {
+        stop_here(719, caller,
+                  "expects arrivals that " + thread_number(*block.expected[before].thread) +
+                      " has expected before: once a launch");
+    }
+    if (block.expected.size() == kMostExpected) {
+        stop_here(719, caller,
+                  "is to count more arrivals than the simulated card can: " + std::to_string(kMostExpected));
+    }
+    Expected e{};
+    e.offset = offset;
+    e.bytes = bytes;
+    e.thread = current;
+    e.arrived = current->arrived;
+    e.caller = caller;
+    block.expected.push_back(std::move(e));
+    watch::arrivals_expected(block.expected.back(), caller);
+}
+
+void cluster_arrive(Place place) {
+    Thread& t = *current;
+    Cluster& cluster = *t.block->cluster;
+    t.cluster_place = place;
+    if (!now.card->clusters) stop_here({719, nullptr, nullptr, place, "is on a card without clusters"});
+    if (t.arrived != t.passed) {
+        stop_here({719, nullptr, nullptr, place, "arrives at its cluster's barrier again without cluster_wait()"});
+    }
+    t.arrived += 1;
+    cluster.begun = std::max(cluster.begun, t.arrived);
+    if (cluster.left != nullptr && cluster.left->arrived < t.arrived) {
+        stop_here(unreached(t, *cluster.left));
+    }
+    watch::cluster_arrived();
+    if (++cluster.at_barrier < now.launch->cluster * now.launch->block) return;
+    cluster.at_barrier = 0;
+    cluster.complete += 1;
+    for (unsigned rank = 0; rank < now.launch->cluster; ++rank) {
+        for (Thread& other : cluster.blocks[rank]->threads) {
+            if (other.state == State::AtClusterBarrier) make_ready(other);
+        }
+    }
+}
+
+void cluster_wait(Place place) {
+    Thread& t = *current;
+    t.cluster_place = place;
+    if (t.arrived == t.passed) {
+        stop_here({719, nullptr, nullptr, place, "waits at its cluster's barrier without cluster_arrive()"});
+    }
+    if (t.block->cluster->complete < t.arrived) {
+        t.state = State::AtClusterBarrier;
+        suspend();
+    }
+    t.passed = t.arrived;
+}
+
+void copy_bulk(void* shared, const void* global, unsigned bytes, Arrivals& arrivals) {
+    const void* caller = __builtin_return_address(0);
+    const std::size_t object = arrivals_offset(arrivals, caller);
+    Block& block = *current->block;
+    check_aligned(shared, 16, caller);
+    check_aligned(global, 16, caller);
+    if (bytes % 16 != 0) stop_here(716, caller, "copies " + std::to_string(bytes) + " bytes, no multiple of 16");
+    const std::size_t offset = shared_offset(shared, bytes, "copies", caller);
+    const Delivery delivery{offset, bytes, find_expected(block, object), global, {}, false};
+    check_delivery("copies", block, delivery, caller);
+    watch::bulk_copy_begins(delivery, caller);
+    begin_delivery(block, delivery);
+}
+
+void send(void* place, int rank, const void* value, unsigned bytes, Arrivals& arrivals) {
+    const void* caller = __builtin_return_address(0);
+    const std::size_t object = arrivals_offset(arrivals, caller);
+    const Thread& t = *current;
+    check_aligned(place, bytes, caller);
+    const std::size_t offset = shared_offset(place, bytes, "sends", caller);
+    if (rank < 0 || static_cast<unsigned>(rank) >= now.launch->cluster) {
+        stop_here(719, caller,
+                  "sends to block " + std::to_string(rank) + " of its cluster, which has " +
+                      std::to_string(now.launch->cluster));
+    }
+    if (t.passed == 0) stop_here(719, caller, "sends before cluster_wait(): the other block may not have begun");
+    Block& to = *t.block->cluster->blocks[rank];
+    if (to.alive == 0) refuse("sends", to, ", which has finished", caller);
+    Delivery delivery{offset, bytes, find_expected(to, object), nullptr, {}, false};
+    std::memcpy(delivery.value.data(), value, bytes);
+    check_delivery("sends", to, delivery, caller);
+    if (to.expected[delivery.expected].arrived >= t.passed) {
+        refuse("sends", to, ", where these arrivals were expected after cluster_arrive()", caller);
+    }
+    begin_piece_at(to, offset);
+    watch::send_begins(to, delivery, caller);
+    begin_delivery(to, delivery);
+}
+
+void wait_arrivals(Arrivals& arrivals) {
+    const void* caller = __builtin_return_address(0);
+    const std::size_t object = arrivals_offset(arrivals, caller);
+    Thread& t = *current;
+    Block& block = *t.block;
+    const unsigned which = find_expected(block, object);
+    if (which == kNone) stop_here(719, caller, "waits for arrivals that nobody has expected");
+    watch::arrivals_used(block.expected[which], "waits for", caller);
+    if (block.expected[which].begun < block.expected[which].bytes) {
+        t.state = State::AtArrivals;
+        t.expected = which;
+        t.caller = caller;
+        suspend();
+    } else {
+        yield(caller);
+    }
+    Expected& e = block.expected[which];
+    if (e.here < e.bytes) arrive_those(block, [&](const Delivery& delivery) { return delivery.expected == which; });
+    watch::arrivals_waited(e);
+    e.awaited = true;
 }
 
 }  // namespace strata::sim

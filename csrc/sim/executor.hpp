@@ -22,7 +22,10 @@ struct Launch {
     std::size_t shared_bytes;
     const void* stream = nullptr;
     bool overlapping = false;  // on a card it may begin before the launch ahead of it in its stream has ended
+    unsigned cluster = 1;  // neighbouring blocks that are resident together and send into each other's shared memory
 };
+
+inline constexpr unsigned kMostInCluster = 8;  // that a card takes without being asked for more
 
 // What stopped a launch: a code of the card's vendor, and a sentence that names kernel, block, thread and source line.
 struct Fault {

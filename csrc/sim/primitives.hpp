@@ -54,4 +54,26 @@ void copy_async(Float4* shared, const Float4* global);
 void copy_async_commit();
 void copy_async_wait(int pending);
 
+// What a block waits for: bytes that bulk copies and other blocks of its cluster bring into its shared memory, where it
+// lies. The card keeps the count elsewhere.
+struct alignas(8) Arrivals {
+    std::uint64_t state;
+};
+
+// Once a launch for each object, by one thread of its block, before that thread arrives at the cluster's barrier.
+void expect_arrivals(Arrivals& arrivals, unsigned bytes);
+
+// The cluster's barrier, in two halves. All threads of the cluster call both.
+void cluster_arrive(Place place);
+void cluster_wait(Place place);
+
+// Bytes on their way. They are in shared memory at some time before a wait for `arrivals` returns: some at a time that
+// the seed says, others as late as that wait. A copy is for the own block; what is sent, 4, 8 or 16 bytes, goes to
+// where `place` and `arrivals` of the own block are in the block of this `rank`.
+void copy_bulk(void* shared, const void* global, unsigned bytes, Arrivals& arrivals);
+void send(void* place, int rank, const void* value, unsigned bytes, Arrivals& arrivals);
+
+// Until all bytes that were expected have come.
+void wait_arrivals(Arrivals& arrivals);
+
 }  // namespace strata::sim

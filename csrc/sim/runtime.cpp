@@ -57,6 +57,7 @@ constexpr int kInvalidDevice = 101;
 constexpr int kInvalidHandle = 400;
 constexpr int kCaptureUnsupported = 900;
 constexpr int kCaptureInvalidated = 901;
+constexpr int kInvalidClusterSize = 912;
 
 constexpr std::size_t kCalls = std::size(kCallNames);
 static_assert(kCalls == static_cast<std::size_t>(Call::Launch) + 1);
@@ -388,6 +389,13 @@ int launch(Launch launch, std::size_t argument_bytes, Stream stream) {
     if (launch.block < 1 || launch.block > 1024 || launch.grid[0] < 1 || launch.grid[1] < 1 || launch.grid[2] < 1 ||
         launch.grid[0] > 0x7fffffffu || launch.grid[1] > 0xffffu || launch.grid[2] > 0xffffu) {
         return fail(kInvalidConfiguration);
+    }
+    if (launch.cluster != 1) {
+        if (!device->card.clusters) return fail(kInvalidConfiguration);
+        if (launch.cluster < 1 || launch.cluster > kMostInCluster || launch.grid[0] % launch.cluster != 0 ||
+            launch.grid[1] != 1 || launch.grid[2] != 1) {
+            return fail(kInvalidClusterSize);
+        }
     }
     const auto* first = static_cast<const unsigned char*>(launch.arguments);
     const auto arguments = std::make_shared<std::vector<unsigned char>>(first, first + argument_bytes);

@@ -15,6 +15,10 @@
 // Two accesses of which one is a write, neither before the other, are an error. Since what counts is the order that the
 // kernel asks for and not the one that happened, most of them are seen under any seed.
 //
+// A barrier of the cluster orders the blocks' shared memory alone: what a thread did before it arrived comes before
+// what others do after they have waited. Bytes on their way, by a bulk copy or from another block, may be touched by a
+// thread that has waited for their arrivals, or behind a barrier that follows such a wait.
+//
 // Launches run one after the other, but of those that on a card may overlap the launch ahead of them it is known what a
 // thread touches before it has waited: check_unwaited().
 #include <algorithm>
@@ -206,17 +210,17 @@ void global_access(const char* address, std::size_t bytes, Kind kind, const void
 
 // "byte 12 of its dynamic shared memory"
 std::string shared_place(std::size_t offset) {
-    const std::size_t statics = kSharedArena - kArenaGuard - current->block->static_bytes;
+    const std::size_t statics = kSharedArena - kArenaGuard - now.static_bytes;
     if (offset < std::max(statics / 2, now.launch->shared_bytes)) {
         return "byte " + std::to_string(offset) + " of its dynamic shared memory (" +
                std::to_string(now.launch->shared_bytes) + " bytes)";
     }
     // Where no piece is, the nearest before it.
     std::size_t first = statics;
-    for (const StaticPiece& piece : current->block->pieces) {
+    for (const StaticPiece& piece : now.pieces) {
         if (piece.offset <= offset) first = std::max(first, piece.offset);
     }
-    for (const StaticPiece& piece : current->block->pieces) {
+    for (const StaticPiece& piece : now.pieces) {
         if (piece.offset != first) continue;
         return "byte " + std::to_string(offset - first) + " of a static piece of shared memory (" +
                std::to_string(piece.bytes) + " bytes)";
@@ -226,16 +230,48 @@ std::string shared_place(std::size_t offset) {
 
 // The bytes must lie in one piece of the block's shared memory.
 void check_shared_bounds(std::size_t offset, std::size_t bytes, const char* did, const void* caller) {
-    if (offset + bytes <= now.launch->shared_bytes) return;
-    for (const StaticPiece& piece : current->block->pieces) {
-        if (offset >= piece.offset && offset + bytes <= piece.offset + piece.bytes) return;
-    }
+    if (in_shared_piece(offset, bytes)) return;
     stop_here(kIllegalAddress, caller, std::string(did) + " past the end: " + shared_place(offset));
 }
 
-bool shared_ordered(std::uint64_t time, unsigned wave) {
+// Whether what `thread` of the block did at `time` came before the running thread's next access to shared memory; kMany
+// with `wave`: what several threads did, all of one wave or kMany.
+bool shared_ordered(std::uint64_t time, unsigned thread, unsigned wave) {
     const Block& block = *current->block;
-    return time < block.shared_ordered || (wave == wave_number(current->index) && time < block.waves[wave].ordered);
+    if (time < block.shared_ordered) return true;
+    if (wave == wave_number(current->index) && time < block.waves[wave].ordered) return true;
+    if (current->passed == 0) return false;
+    const auto& arrived_at = thread == kMany ? block.arrived_at : block.threads[thread].arrived_at;
+    return time < arrived_at[current->passed % 2];
+}
+bool shared_ordered(std::uint64_t time, unsigned thread) { return shared_ordered(time, thread, wave_number(thread)); }
+
+// Whether the running thread may know that these are here: it has waited for them, or another thread of its block and a
+// barrier followed.
+bool knows_arrived(const Expected& expected) {
+    if (!expected.awaited) return false;
+    const auto& waited = expected.waited;
+    if (waited[current->index] != 0 || shared_ordered(waited[expected.first], expected.first)) return true;
+    for (unsigned i = 0; i < waited.size(); ++i) {
+        if (waited[i] != 0 && shared_ordered(waited[i], i)) return true;
+    }
+    return false;
+}
+
+// Of a word that something is on its way to, whether the running thread may touch it all the same.
+void check_landing(const SharedWord& word, std::size_t offset, const char* did, const void* caller) {
+    std::string why;
+    if (word.landing == kHoldsArrivals) {
+        why = "holds arrivals";
+    } else if (word.landing == kCopyLands) {
+        why = "a copy in the background of thread " + std::to_string(word.writer) + " may still write";
+    } else if (!knows_arrived(current->block->expected[word.landing - 1u])) {
+        why =
+            "may be on its way: it has not waited for the arrivals, nor has another thread and then a barrier followed";
+    } else {
+        return;
+    }
+    stop_here(kLaunchFailure, caller, std::string(did) + " " + shared_place(offset) + ", which " + why);
 }
 
 void shared_access(std::size_t offset, std::size_t bytes, bool write, const void* caller) {
@@ -254,27 +290,26 @@ void shared_access(std::size_t offset, std::size_t bytes, bool write, const void
         };
         if (word.written < block.began) {
             word.bytes = 0;
-            word.landing = false;
+            word.landing = kNothingLands;
         }
-        if (word.landing) {
-            stop_here(kLaunchFailure, caller,
-                      std::string(did) + " " + shared_place(i * 4) + ", which a copy in the background of thread " +
-                          std::to_string(word.writer) + " may still write");
-        }
+        const bool lands = word.landing != kNothingLands;
+        if (lands) check_landing(word, i * 4, did, caller);
         const std::size_t from = std::max(offset, i * 4) - i * 4;
         const std::size_t to = std::min(offset + bytes, i * 4 + 4) - i * 4;
         const auto touched = static_cast<std::uint8_t>((0xfu >> (4 - (to - from))) << from);
         if (!write && (word.bytes & touched) != touched) {
             stop_here(kLaunchFailure, caller, "reads " + shared_place(i * 4) + ", which nobody has written");
         }
-        if (word.written >= block.began && word.writer != self &&
-            !shared_ordered(word.written, wave_number(word.writer))) {
+        if (word.written >= block.began && !lands && word.writer != self &&
+            !shared_ordered(word.written, word.writer)) {
             race("wrote", word.writer);
         }
         if (write) {
-            if (word.read >= block.began && word.reader != self && !shared_ordered(word.read, word.reader_wave)) {
+            if (word.read >= block.began && word.reader != self &&
+                !shared_ordered(word.read, word.reader, word.reader_wave)) {
                 race("read", word.reader);
             }
+            word.landing = kNothingLands;
             word.written = now.clock;
             word.writer = self;
             word.bytes = static_cast<std::uint8_t>(word.bytes | touched);
@@ -291,8 +326,48 @@ void shared_access(std::size_t offset, std::size_t bytes, bool write, const void
 void mark_landing(const Copy& copy, bool landing) {
     const auto offset = static_cast<std::size_t>(reinterpret_cast<const char*>(copy.to) - current->block->arena.get());
     for (std::size_t i = offset / 4; i < (offset + sizeof *copy.to) / 4; ++i) {
-        current->block->words[i].landing = landing;
+        current->block->words[i].landing = landing ? kCopyLands : kNothingLands;
         current->block->words[i].written = now.clock;
+    }
+}
+
+// Bytes that are expected: from when they are on their way nobody may touch them who does not know that they are here.
+void mark_delivery(Block& to, const Delivery& delivery) {
+    for (std::size_t i = delivery.offset / 4; i < (delivery.offset + delivery.bytes) / 4; ++i) {
+        SharedWord& word = to.words[i];
+        word.landing = static_cast<std::uint8_t>(delivery.expected + 1);
+        word.written = now.clock;
+        word.bytes = 0xf;
+    }
+}
+
+// What is sent to another block comes after that block's accesses before a barrier of the cluster.
+void check_send(Block& to, const Delivery& delivery, const void* caller) {
+    const unsigned barrier = current->passed % 2;
+    for (std::size_t i = delivery.offset / 4; i < (delivery.offset + delivery.bytes) / 4; ++i) {
+        SharedWord& word = to.words[i];
+        if (word.written < to.began) word.landing = kNothingLands;
+        const auto race = [&](const std::string& why) {
+            stop_here(kLaunchFailure, caller,
+                      "sends to block " + block_name(to.index) + ", " + shared_place(i * 4) + ", which " + why);
+        };
+        const auto others = [&](unsigned thread, const char* did) {
+            race((thread == kMany ? std::string("other threads") : "thread " + std::to_string(thread)) + " " + did +
+                 ", with no barrier of the cluster between");
+        };
+        if (word.landing == kCopyLands) race("a copy in the background may still write");
+        if (word.landing != kNothingLands) {
+            const Expected& before = to.expected[word.landing - 1u];
+            bool known = false;
+            for (unsigned t = 0; t < before.waited.size(); ++t) {
+                known |= before.waited[t] != 0 && before.waited[t] < to.threads[t].arrived_at[barrier];
+            }
+            if (!known) race("may be on its way already");
+        } else if (word.written >= to.began && word.written >= to.threads[word.writer].arrived_at[barrier]) {
+            others(word.writer, "wrote");
+        }
+        const auto& readers = word.reader == kMany ? to.arrived_at : to.threads[word.reader].arrived_at;
+        if (word.read >= to.began && word.read >= readers[barrier]) others(word.reader, "read");
     }
 }
 
@@ -341,6 +416,8 @@ void launch_ends() {
 }
 
 void block_begins(Block& block) {
+    block.arrived_at = {};
+    for (Thread& t : block.threads) t.arrived_at = {};
     block.began = block.shared_ordered = block.global_ordered = tick();
     traffic::block_begins(block);
 }
@@ -376,6 +453,53 @@ void copy_begins(const Copy& copy) {
 
 void copy_lands(const Copy& copy) {
     if (now.card->background_copies) mark_landing(copy, false);
+}
+
+void cluster_arrived() {
+    const std::uint64_t time = tick();
+    current->arrived_at[current->arrived % 2] = time;
+    current->block->arrived_at[current->arrived % 2] = time;
+}
+
+void arrivals_expected(Expected& expected, const void* caller) {
+    Block& block = *current->block;
+    shared_access(expected.offset, sizeof(Arrivals), true, caller);
+    for (std::size_t i = 0; i < sizeof(Arrivals) / 4; ++i)
+        block.words[expected.offset / 4 + i].landing = kHoldsArrivals;
+    expected.waited.assign(block.threads.size(), 0);
+    expected.time = now.clock;
+    history.accesses += 1;
+}
+
+void arrivals_used(const Expected& expected, const char* did, const void* caller) {
+    const unsigned thread = expected.thread->index;
+    if (thread == current->index || shared_ordered(expected.time, thread)) return;
+    stop_here(kLaunchFailure, caller,
+              std::string(did) + " arrivals that thread " + std::to_string(thread) +
+                  " has expected, with no barrier between");
+}
+
+void arrivals_waited(Expected& expected) {
+    if (!expected.awaited) expected.first = current->index;
+    std::uint64_t& waited = expected.waited[current->index];
+    if (waited == 0) waited = now.clock;
+}
+
+void bulk_copy_begins(const Delivery& delivery, const void* caller) {
+    if (delivery.bytes == 0) return;
+    arrivals_used(current->block->expected[delivery.expected], "copies for", caller);
+    access(delivery.from, delivery.bytes, Kind::Read, caller);
+    shared_access(delivery.offset, delivery.bytes, true, caller);
+    mark_delivery(*current->block, delivery);
+}
+
+void send_begins(Block& to, const Delivery& delivery, const void* caller) {
+    if (&to == current->block) {
+        shared_access(delivery.offset, delivery.bytes, true, caller);
+    } else {
+        check_send(to, delivery, caller);
+    }
+    mark_delivery(to, delivery);
 }
 
 }  // namespace strata::sim::watch

@@ -106,6 +106,71 @@ void polite_wait_kernel(Args args) {
     }
 }
 
+// In a cluster of two blocks: what each gets from the other, and from global memory.
+struct Inbox {
+    Arrivals arrivals;
+    Arrivals others;
+    float value[kThreads];
+    Float4 tile[kThreads];
+};
+
+int other_rank() { return 1 - static_cast<int>(blockIdx.x % 2); }
+
+__forceinline__ Inbox& open_inbox(unsigned bytes) {
+    auto& inbox = block_shared<Inbox>();
+    if (thread() == 0) expect_arrivals(inbox.arrivals, bytes);
+    wait_for_launch_before();
+    cluster_arrive();
+    cluster_wait();
+    return inbox;
+}
+
+void send_right_kernel(Args args) {
+    Inbox& inbox = open_inbox(sizeof inbox.value);
+    send(&inbox.value[thread()], other_rank(), args.in[thread()], inbox.arrivals);
+    wait_arrivals(inbox.arrivals);
+    args.out[blockIdx.x * kThreads + thread()] = inbox.value[thread() ^ 64u];
+    barrier();
+    inbox.value[thread()] = 2.0f;
+}
+
+void copy_bulk_right_kernel(Args args) {
+    auto& inbox = block_shared<Inbox>();
+    wait_for_launch_before();
+    if (thread() == 77) {
+        expect_arrivals(inbox.arrivals, sizeof inbox.tile);
+        copy_bulk(inbox.tile, args.in, 48, inbox.arrivals);
+        copy_bulk(inbox.tile + 3, args.in + 12, sizeof inbox.tile - 48, inbox.arrivals);
+        wait_arrivals(inbox.arrivals);
+    }
+    barrier();
+    args.out[blockIdx.x * kThreads + thread()] = inbox.tile[thread()].w;
+}
+
+// The same words twice, which a second barrier of the cluster allows; dynamic shared memory; to itself, too.
+void send_twice_right_kernel(Args args) {
+    auto& inbox = block_shared<Inbox>();
+    auto* words = reinterpret_cast<Bf16x4*>(dynamic_shared());
+    if (thread() == 0) expect_arrivals(inbox.arrivals, 2 * kThreads * sizeof *words);
+    if (thread() == 1) expect_arrivals(inbox.others, kThreads * sizeof *words);
+    words[thread()] = {};
+    cluster_arrive();
+    wait_for_launch_before();
+    const float in = args.in[thread()];
+    cluster_wait();
+    send(words + thread(), other_rank(), Bf16x4{{1, 2}}, inbox.arrivals);
+    send(words + kThreads + thread(), 1 - other_rank(), Bf16x4{{3, 4}}, inbox.arrivals);
+    wait_arrivals(inbox.arrivals);
+    std::uint32_t sum = words[thread() ^ 64u].word[1] + words[kThreads + thread()].word[0];
+    cluster_arrive();
+    cluster_wait();
+    send(words + thread(), other_rank(), Bf16x4{{5, sum}}, inbox.others);
+    if (thread() == 0) wait_arrivals(inbox.others);
+    barrier();
+    sum += words[thread()].word[1];
+    args.out[blockIdx.x * kThreads + thread()] = in + static_cast<float>(sum);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Wrong
 
@@ -278,6 +343,231 @@ void endless_wait_kernel(Args args) {
     args.out[0] = 1.0f;
 }
 
+// What the others do meanwhile they have most likely done when it returns.
+__forceinline__ void dawdle(Args args) {
+    for (int i = 0; i < 200; ++i) load_from_other_block(args.in);
+}
+
+// All has been sent when it returns.
+__forceinline__ Inbox& filled_inbox() {
+    Inbox& inbox = open_inbox(sizeof inbox.value);
+    send(&inbox.value[thread()], other_rank(), 1.0f, inbox.arrivals);
+    cluster_arrive();
+    cluster_wait();
+    return inbox;
+}
+
+void unwaited_send_kernel(Args args) {
+    Inbox& inbox = filled_inbox();
+    args.out[blockIdx.x * kThreads + thread()] = inbox.value[thread()];
+    wait_arrivals(inbox.arrivals);
+}
+
+void overwritten_send_kernel(Args) {
+    Inbox& inbox = filled_inbox();
+    inbox.value[thread()] = 2.0f;
+    wait_arrivals(inbox.arrivals);
+}
+
+template <bool kBarrier>
+void one_waits_kernel(Args args) {
+    Inbox& inbox = filled_inbox();
+    if (thread() == 0) wait_arrivals(inbox.arrivals);
+    if (kBarrier) barrier();
+    args.out[blockIdx.x * kThreads + thread()] = inbox.value[thread()];
+}
+
+void unwaited_bulk_kernel(Args args) {
+    Inbox& inbox = open_inbox(16);
+    if (thread() == 0) copy_bulk(inbox.tile, args.in, 16, inbox.arrivals);
+    barrier();
+    args.out[blockIdx.x * kThreads + thread()] = inbox.tile[thread() / kThreads].x;
+    wait_arrivals(inbox.arrivals);
+}
+
+void overwriting_bulk_kernel(Args args) {
+    Inbox& inbox = open_inbox(sizeof inbox.tile);
+    inbox.tile[thread()].x = 1.0f;
+    if (thread() == 0) dawdle(args);
+    if (thread() == 0) copy_bulk(inbox.tile, args.in, sizeof inbox.tile, inbox.arrivals);
+    wait_arrivals(inbox.arrivals);
+}
+
+template <bool kCopies>
+void unordered_expect_kernel(Args args) {
+    auto& inbox = block_shared<Inbox>();
+    wait_for_launch_before();
+    if (thread() == 0) expect_arrivals(inbox.arrivals, kCopies ? 16 : 0);
+    dawdle(args);
+    if (kCopies && thread() == 99) copy_bulk(inbox.tile, args.in, 16, inbox.arrivals);
+    if (kCopies) barrier();
+    wait_arrivals(inbox.arrivals);
+}
+
+void early_send_kernel(Args) {
+    auto& inbox = block_shared<Inbox>();
+    if (thread() == 0) expect_arrivals(inbox.arrivals, sizeof inbox.value);
+    cluster_arrive();
+    send(&inbox.value[thread()], other_rank(), 1.0f, inbox.arrivals);
+    cluster_wait();
+    wait_arrivals(inbox.arrivals);
+}
+
+void late_expect_kernel(Args args) {
+    auto& inbox = block_shared<Inbox>();
+    wait_for_launch_before();
+    cluster_arrive();
+    if (thread() == 0) expect_arrivals(inbox.arrivals, sizeof inbox.value);
+    cluster_wait();
+    dawdle(args);
+    send(&inbox.value[thread()], other_rank(), 1.0f, inbox.arrivals);
+    barrier();
+    wait_arrivals(inbox.arrivals);
+}
+
+void send_to_finished_kernel(Args args) {
+    auto& inbox = block_shared<Inbox>();
+    wait_for_launch_before();
+    cluster_arrive();
+    cluster_wait();
+    if (blockIdx.x == 1) return;
+    dawdle(args);
+    if (thread() == 0) send(&inbox.value[0], 1, 1.0f, inbox.arrivals);
+}
+
+void finish_unwaited_kernel(Args) {
+    Inbox& inbox = open_inbox(sizeof inbox.value);
+    send(&inbox.value[thread()], other_rank(), 1.0f, inbox.arrivals);
+    if (blockIdx.x == 0) wait_arrivals(inbox.arrivals);
+}
+
+void finish_expecting_kernel(Args) { open_inbox(8); }
+
+template <int kRank>
+void wrong_rank_kernel(Args) {
+    Inbox& inbox = open_inbox(4);
+    if (thread() == 3) send(&inbox.value[0], kRank, 1.0f, inbox.arrivals);
+    wait_arrivals(inbox.arrivals);
+}
+
+void unexpected_send_kernel(Args) {
+    Inbox& inbox = open_inbox(0);
+    if (thread() == 3) send(&inbox.value[0], other_rank(), 1.0f, inbox.others);
+    barrier();
+    wait_arrivals(inbox.arrivals);
+}
+
+void unexpected_wait_kernel(Args) {
+    Inbox& inbox = open_inbox(0);
+    wait_arrivals(inbox.others);
+}
+
+void expected_twice_kernel(Args) {
+    auto& inbox = block_shared<Inbox>();
+    if (thread() % 64 == 0) expect_arrivals(inbox.arrivals, 4);
+}
+
+void too_many_bytes_kernel(Args) {
+    Inbox& inbox = open_inbox(sizeof inbox.value - 4);
+    send(&inbox.value[thread()], other_rank(), 1.0f, inbox.arrivals);
+    wait_arrivals(inbox.arrivals);
+}
+
+void missing_bytes_kernel(Args) {
+    Inbox& inbox = open_inbox(sizeof inbox.value);
+    if (thread() != 7) send(&inbox.value[thread()], other_rank(), 1.0f, inbox.arrivals);
+    if (thread() == 50) wait_arrivals(inbox.arrivals);
+    barrier();
+}
+
+void missing_bytes_spin_kernel(Args args) {
+    Inbox& inbox = open_inbox(4);
+    if (thread() == 0) wait_arrivals(inbox.arrivals);
+    while (load_from_other_block(args.in) == 1.0f) {
+    }
+}
+
+void left_cluster_barrier_kernel(Args) {
+    if (blockIdx.x == 1 && thread() == 9) return;
+    cluster_arrive();
+    cluster_wait();
+}
+
+void cluster_barrier_and_barrier_kernel(Args) {
+    if (blockIdx.x == 1 && thread() == 9) barrier();
+    cluster_arrive();
+    cluster_wait();
+    if (blockIdx.x == 1 && thread() != 9) barrier();
+}
+
+void wait_without_arrive_kernel(Args) { cluster_wait(); }
+
+void arrive_twice_kernel(Args) {
+    cluster_arrive();
+    cluster_arrive();
+    cluster_wait();
+}
+
+void arrive_and_leave_kernel(Args) { cluster_arrive(); }
+
+// Aside by so many bytes at either side.
+template <int kShared, int kGlobal, unsigned kBytes>
+void aside_bulk_kernel(Args args) {
+    Inbox& inbox = open_inbox(kBytes);
+    auto* to = reinterpret_cast<char*>(inbox.tile) + kShared;
+    const auto* from = reinterpret_cast<const char*>(args.in) + kGlobal;
+    if (thread() == 0) copy_bulk(to, from, kBytes, inbox.arrivals);
+    wait_arrivals(inbox.arrivals);
+}
+
+void bulk_before_wait_kernel(Args args) {
+    auto& inbox = block_shared<Inbox>();
+    if (thread() == 0) {
+        expect_arrivals(inbox.arrivals, 16);
+        copy_bulk(inbox.tile, args.in, 16, inbox.arrivals);
+        wait_arrivals(inbox.arrivals);
+    }
+}
+
+void misaligned_send_kernel(Args) {
+    Inbox& inbox = open_inbox(16);
+    auto* place = reinterpret_cast<char*>(inbox.value) + 8;
+    if (thread() == 0) sim::send(place, other_rank(), inbox.tile, 16, inbox.arrivals);
+    wait_arrivals(inbox.arrivals);
+}
+
+void send_past_end_kernel(Args) {
+    Inbox& inbox = open_inbox(sizeof(Float4));
+    if (thread() == 0) send(inbox.tile + kThreads, other_rank(), Float4{}, inbox.arrivals);
+    wait_arrivals(inbox.arrivals);
+}
+
+void private_arrivals_kernel(Args) {
+    Arrivals arrivals{};
+    expect_arrivals(arrivals, 4);
+}
+
+void send_to_used_kernel(Args) {
+    auto& inbox = block_shared<Inbox>();
+    if (thread() == 0) expect_arrivals(inbox.arrivals, sizeof inbox.value);
+    cluster_arrive();
+    inbox.tile[thread()].x = 1.0f;
+    cluster_wait();
+    send(&inbox.tile[thread()].x, other_rank(), 1.0f, inbox.arrivals);
+    wait_arrivals(inbox.arrivals);
+}
+
+void send_over_send_kernel(Args) {
+    Inbox& inbox = open_inbox(sizeof inbox.value);
+    send(&inbox.value[thread() / 2], other_rank(), 1.0f, inbox.arrivals);
+    wait_arrivals(inbox.arrivals);
+}
+
+void touched_arrivals_kernel(Args args) {
+    Inbox& inbox = open_inbox(0);
+    if (thread() == 0) args.out[blockIdx.x] = static_cast<float>(inbox.arrivals.state);
+}
+
 void unseen_kernel(Args) {}
 
 void much_shared_kernel(Args args) {
@@ -303,7 +593,7 @@ struct Outcome {
     std::string text;
 };
 
-Outcome run(const char* card, void (*kernel)(Args), unsigned blocks, std::uint64_t seed) {
+Outcome run(const char* card, void (*kernel)(Args), unsigned blocks, std::uint64_t seed, int cluster = 1) {
     std::string problem;
     const int device = sim::open_card(card, seed, &problem);
     CHECK(device >= 0, problem);
@@ -313,8 +603,10 @@ Outcome run(const char* card, void (*kernel)(Args), unsigned blocks, std::uint64
     sim::declare(device, "in", memory.in, sizeof memory.in, false, true);
     sim::declare(device, "out", memory.out, sizeof memory.out, true, false);
     sim::declare(device, "counter", memory.counter, sizeof memory.counter, true, true);
-    int code = launch(kernel, dim3(blocks), kThreads, 2 * kThreads * sizeof(Float4), Stream{},
-                      Args{memory.out, memory.in, memory.counter});
+    const Args args{memory.out, memory.in, memory.counter};
+    constexpr std::size_t kShared = 2 * kThreads * sizeof(Float4);
+    int code = cluster == 1 ? launch(kernel, dim3(blocks), kThreads, kShared, Stream{}, args)
+                            : launch_clusters(kernel, dim3(blocks), kThreads, kShared, Stream{}, args, cluster);
     if (code == 0) code = stream_synchronize(nullptr);
     const Outcome outcome{code, code == 0 ? "" : error_text(code)};
     sim::withdraw(device);
@@ -376,6 +668,7 @@ struct Case {
     unsigned blocks;
     int code;
     const char* says;
+    int cluster = 1;
 };
 
 const Case kCases[] = {
@@ -441,6 +734,86 @@ const Case kCases[] = {
     {"one word, two blocks that write", "two_writers_kernel", two_writers_kernel, "gfx1201", 2, 719,
      "(fence, atomic operation, fence)"},
     {"a wait for what never comes", "endless_wait_kernel", endless_wait_kernel, "gfx1201", 1, 702, "for ever"},
+    {"what is sent, read without a wait", "unwaited_send_kernel", unwaited_send_kernel, "sm_90", 2, 719,
+     "which may be on its way: it has not waited", 2},
+    {"what is sent, written without a wait", "overwritten_send_kernel", overwritten_send_kernel, "sm_120", 2, 719,
+     "which may be on its way: it has not waited", 2},
+    {"a wait of another thread, no barrier", "one_waits_kernel<false>", one_waits_kernel<false>, "sm_90", 2, 719,
+     "which may be on its way: it has not waited", 2},
+    {"a bulk copy, read without a wait", "unwaited_bulk_kernel", unwaited_bulk_kernel, "sm_90", 2, 719,
+     "which may be on its way: it has not waited for the arrivals", 2},
+    {"a bulk copy into words in use", "overwriting_bulk_kernel", overwriting_bulk_kernel, "sm_90", 2, 719,
+     "wrote, with no barrier between", 2},
+    {"a bulk copy, no barrier after the expecting", "unordered_expect_kernel<true>", unordered_expect_kernel<true>,
+     "sm_90", 1, 719, "copies for arrivals that thread 0 has expected, with no barrier between"},
+    {"a wait, no barrier after the expecting", "unordered_expect_kernel<false>", unordered_expect_kernel<false>,
+     "sm_90", 1, 719, "waits for arrivals that thread 0 has expected, with no barrier between"},
+    {"sending before cluster_wait()", "early_send_kernel", early_send_kernel, "sm_90", 2, 719,
+     "sends before cluster_wait()", 2},
+    {"expecting after cluster_arrive()", "late_expect_kernel", late_expect_kernel, "sm_90", 2, 719,
+     "where these arrivals were expected after cluster_arrive()", 2},
+    {"sending to a block that has finished", "send_to_finished_kernel", send_to_finished_kernel, "sm_90", 2, 719,
+     "sends to block (1,0,0), which has finished", 2},
+    {"a block that leaves before the wait", "finish_unwaited_kernel", finish_unwaited_kernel, "sm_90", 2, 719,
+     "of 512 bytes are on their way or still to be sent", 2},
+    {"a block that leaves and expects", "finish_expecting_kernel", finish_expecting_kernel, "sm_90", 2, 719,
+     "8 of 8 bytes are on their way or still to be sent", 2},
+    {"sending past the cluster", "wrong_rank_kernel<2>", wrong_rank_kernel<2>, "sm_90", 4, 719,
+     "sends to block 2 of its cluster, which has 2", 2},
+    {"sending to a negative rank", "wrong_rank_kernel<-1>", wrong_rank_kernel<-1>, "sm_90", 2, 719,
+     "sends to block -1 of its cluster", 2},
+    {"arrivals that nobody expects, sent to", "unexpected_send_kernel", unexpected_send_kernel, "sm_90", 2, 719,
+     "where nobody has expected these arrivals", 2},
+    {"arrivals that nobody expects, waited for", "unexpected_wait_kernel", unexpected_wait_kernel, "sm_90", 2, 719,
+     "waits for arrivals that nobody has expected", 2},
+    {"arrivals that are expected twice", "expected_twice_kernel", expected_twice_kernel, "sm_90", 2, 719,
+     "has expected before: once a launch", 2},
+    {"more bytes than are expected", "too_many_bytes_kernel", too_many_bytes_kernel, "sm_90", 2, 719,
+     " 4 bytes, where 0 of 508 expected ones are still to come", 2},
+    {"fewer bytes than are expected", "missing_bytes_kernel", missing_bytes_kernel, "sm_90", 2, 702,
+     "waits for ever for arrivals: 4 of 512 bytes are missing", 2},
+    {"the same beside threads that spin", "missing_bytes_spin_kernel", missing_bytes_spin_kernel, "sm_90", 2, 702,
+     "waits for ever for arrivals: 4 of 4 bytes are missing", 2},
+    {"a cluster's barrier that a thread has left", "left_cluster_barrier_kernel", left_cluster_barrier_kernel, "sm_90",
+     2, 719, "does not reach: of block (1,0,0) thread 9 has left the kernel", 2},
+    {"and that one reaches another instead of", "cluster_barrier_and_barrier_kernel",
+     cluster_barrier_and_barrier_kernel, "sm_90", 2, 719, "does not reach: of block (1,0,0) thread 9 waits at", 2},
+    {"cluster_wait() without cluster_arrive()", "wait_without_arrive_kernel", wait_without_arrive_kernel, "sm_90", 2,
+     719, "without cluster_arrive()", 2},
+    {"cluster_arrive() twice", "arrive_twice_kernel", arrive_twice_kernel, "sm_90", 2, 719,
+     "again without cluster_wait()", 2},
+    {"cluster_arrive() without cluster_wait()", "arrive_and_leave_kernel", arrive_and_leave_kernel, "sm_90", 2, 719,
+     "leaves the kernel without cluster_wait()", 2},
+    {"a bulk copy to a misaligned address", "aside_bulk_kernel<8, 0, 16u>", aside_bulk_kernel<8, 0, 16>, "sm_90", 2,
+     716, "not aligned", 2},
+    {"a bulk copy from a misaligned address", "aside_bulk_kernel<0, 4, 16u>", aside_bulk_kernel<0, 4, 16>, "sm_90", 2,
+     716, "not aligned", 2},
+    {"a bulk copy of eight bytes", "aside_bulk_kernel<0, 0, 8u>", aside_bulk_kernel<0, 0, 8>, "sm_90", 2, 716,
+     "copies 8 bytes, no multiple of 16", 2},
+    {"a bulk copy past the shared memory", "aside_bulk_kernel<2032, 0, 32u>", aside_bulk_kernel<2032, 0, 32>, "sm_90",
+     2, 700, "copies outside of its block's shared memory", 2},
+    {"a bulk copy past the end of a buffer", "aside_bulk_kernel<0, 4080, 32u>", aside_bulk_kernel<0, 4080, 32>, "sm_90",
+     2, 700, "reads past the end of 'in'", 2},
+    {"a bulk copy over arrivals", "aside_bulk_kernel<-528, 0, 16u>", aside_bulk_kernel<-528, 0, 16>, "sm_90", 2, 719,
+     ", over arrivals", 2},
+    {"a bulk copy before the wait for the launch", "bulk_before_wait_kernel", bulk_before_wait_kernel, "sm_90", 2, 719,
+     "reads 'in' before it has waited for the launch ahead", 2},
+    {"sending to a misaligned address", "misaligned_send_kernel", misaligned_send_kernel, "sm_90", 2, 716,
+     "a 16-byte access is not aligned", 2},
+    {"sending past the shared memory", "send_past_end_kernel", send_past_end_kernel, "sm_90", 2, 700,
+     "sends outside of its block's shared memory", 2},
+    {"arrivals that are not in shared memory", "private_arrivals_kernel", private_arrivals_kernel, "sm_90", 2, 700,
+     "has arrivals outside of its block's shared memory", 2},
+    {"sending to words in use", "send_to_used_kernel", send_to_used_kernel, "sm_90", 2, 719,
+     "wrote, with no barrier of the cluster between", 2},
+    {"sending to a word twice", "send_over_send_kernel", send_over_send_kernel, "sm_90", 2, 719,
+     "which may be on its way already", 2},
+    {"arrivals that a thread reads itself", "touched_arrivals_kernel", touched_arrivals_kernel, "sm_90", 2, 719,
+     "which holds arrivals", 2},
+    {"arrivals on a card without clusters", "expected_twice_kernel", expected_twice_kernel, "gfx1201", 1, 719,
+     "a card without clusters does not have"},
+    {"a cluster's barrier there", "left_cluster_barrier_kernel", left_cluster_barrier_kernel, "sm_75", 1, 719,
+     "on a card without clusters"},
     {"a kernel without instrumentation", "unseen_kernel", unseen_kernel, "gfx1201", 1, 719, "saw no access"},
     {"more shared memory than there is", "much_shared_kernel", much_shared_kernel, "gfx1201", 1, 701,
      "more than the card's 65536"},
@@ -449,7 +822,7 @@ const Case kCases[] = {
 void check_cases() {
     for (const Case& c : kCases) {
         for (std::uint64_t seed = 0; seed < 4; ++seed) {
-            const Outcome got = run(c.card, c.kernel, c.blocks, seed);
+            const Outcome got = run(c.card, c.kernel, c.blocks, seed, c.cluster);
             CHECK(got.code == c.code, c.what, c.card, seed, got.code, got.text);
             CHECK(got.text.compare(0, std::strlen(c.name), c.name) == 0, c.what, got.text);
             CHECK(got.text.find(c.says) != std::string::npos, c.what, got.text);
@@ -474,6 +847,19 @@ void check_cases() {
             CHECK(polite_wait.code == 0, card, seed, polite_wait.text);
             const Outcome protocol = run(card, cross_block_kernel<true, true, true, true>, 2, seed);
             CHECK(protocol.code == 0, card, seed, protocol.text);
+        }
+    }
+    for (const char* card : {"sm_90", "sm_120"}) {
+        for (std::uint64_t seed = 0; seed < 8; ++seed) {
+            for (const auto kernel :
+                 {send_right_kernel, copy_bulk_right_kernel, send_twice_right_kernel, one_waits_kernel<true>}) {
+                const Outcome right = run(card, kernel, 4, seed, 2);
+                CHECK(right.code == 0, card, seed, right.text);
+                const float wanted = kernel == send_twice_right_kernel ? 11.0f : 1.0f;
+                for (unsigned i = 0; i < 4 * kThreads; ++i) CHECK(memory.out[i] == wanted, card, seed, memory.out[i]);
+            }
+            const Outcome alone = run(card, copy_bulk_right_kernel, 3, seed);
+            CHECK(alone.code == 0, card, seed, alone.text);
         }
     }
 }

@@ -45,18 +45,19 @@ void check_profiles() {
         int lanes;
         std::size_t shared_bytes;
         bool background;
+        bool clusters;
     };
     const Row rows[] = {
-        {"gfx1200", GrBackend::Hip, 32, 64 * 1024, false},
-        {"gfx1201", GrBackend::Hip, 32, 64 * 1024, false},
-        {"gfx1100", GrBackend::Hip, 32, 64 * 1024, false},
-        {"gfx942", GrBackend::Hip, 64, 64 * 1024, false},
-        {"gfx90a", GrBackend::Hip, 64, 64 * 1024, false},
-        {"sm_75", GrBackend::Cuda, 32, 64 * 1024, false},
-        {"sm_90", GrBackend::Cuda, 32, 227 * 1024, true},
-        {"sm_120", GrBackend::Cuda, 32, 99 * 1024, true},
-        {"gfx1250,32,327680,16", GrBackend::Hip, 32, 327680, false},
-        {"sm_89,32,101376,24", GrBackend::Cuda, 32, 101376, true},
+        {"gfx1200", GrBackend::Hip, 32, 64 * 1024, false, false},
+        {"gfx1201", GrBackend::Hip, 32, 64 * 1024, false, false},
+        {"gfx1100", GrBackend::Hip, 32, 64 * 1024, false, false},
+        {"gfx942", GrBackend::Hip, 64, 64 * 1024, false, false},
+        {"gfx90a", GrBackend::Hip, 64, 64 * 1024, false, false},
+        {"sm_75", GrBackend::Cuda, 32, 64 * 1024, false, false},
+        {"sm_90", GrBackend::Cuda, 32, 227 * 1024, true, true},
+        {"sm_120", GrBackend::Cuda, 32, 99 * 1024, true, true},
+        {"gfx1250,32,327680,16", GrBackend::Hip, 32, 327680, false, false},
+        {"sm_89,32,101376,24", GrBackend::Cuda, 32, 101376, true, false},
     };
     for (const Row& row : rows) {
         const int device = open(row.card);
@@ -65,6 +66,7 @@ void check_profiles() {
         const std::string name = row.card;
         CHECK(facts.arch == name.substr(0, name.find(',')), facts.arch);
         CHECK(facts.wave_width == row.lanes && facts.shared_bytes == row.shared_bytes, row.card);
+        CHECK(facts.clusters == row.clusters, row.card);
         CHECK(facts.compute_units > 0, row.card);
         CHECK(GrBackend{kBackend} == row.vendor, row.card);
         sim::Card card;
@@ -198,6 +200,146 @@ void check_capture() {
     take_error();
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// Clusters of three blocks. Each copies 63 floats, adds a third of them up, sends the sum to all three blocks and
+// writes the sum of what it got.
+
+constexpr int kRanks = 3;
+constexpr int kPart = 21;
+
+struct Values {
+    Arrivals arrivals;
+    alignas(16) float value[64];
+};
+struct Sums {
+    Arrivals arrivals;
+    Float4 sum[kRanks];
+};
+
+enum class Wrong {
+    Nothing,
+    ReadsValuesEarly,
+    ReadsSumsEarly,
+    SendsTooFew,
+    SendsTooMany,
+    SendsTooFar,
+    SendsEarly,
+    CopiesAside,
+    LeavesEarly,
+    LeavesBarrier,
+};
+
+template <Wrong kWrong>
+void sums_kernel(Args args) {
+    const int rank = static_cast<int>(blockIdx.x % kRanks);
+    const int thread = static_cast<int>(static_cast<unsigned>(threadIdx.x));
+    if (rank == 1) block_shared<Sums>();  // wherever the first block puts it
+    auto& values = block_shared<Values>();
+    auto& sums = block_shared<Sums>();
+    if (thread == 5) {
+        expect_arrivals(values.arrivals, sizeof values.value);
+        expect_arrivals(sums.arrivals, sizeof sums.sum);
+        copy_bulk(values.value, args.out + (kWrong == Wrong::CopiesAside ? 1 : 0), sizeof values.value,
+                  values.arrivals);
+    }
+    if (kWrong == Wrong::LeavesBarrier && blockIdx.x == 2 && thread == 8) return;
+    cluster_arrive();
+    if (kWrong == Wrong::SendsEarly) {
+        barrier();
+    } else {
+        cluster_wait();
+    }
+    if (kWrong != Wrong::ReadsValuesEarly) wait_arrivals(values.arrivals);
+    if (thread < kRanks && !(kWrong == Wrong::SendsTooFew && rank == 2)) {
+        float sum = 0.0f;
+        for (int i = 0; i < kPart; ++i) sum = sum + values.value[rank * kPart + i];
+        const int to = thread + (kWrong == Wrong::SendsTooFar ? 1 : 0);
+        send(&sums.sum[rank], to, Float4{sum, 0.0f, 0.0f, 0.0f}, sums.arrivals);
+        if (kWrong == Wrong::SendsTooMany) send(&sums.sum[rank], to, Float4{}, sums.arrivals);
+    }
+    if (kWrong == Wrong::LeavesEarly) return;
+    if (kWrong != Wrong::ReadsSumsEarly) wait_arrivals(sums.arrivals);
+    args.out[64 + blockIdx.x * 64 + threadIdx.x] = sums.sum[0].x + sums.sum[1].x + sums.sum[2].x;
+    wait_arrivals(values.arrivals);
+    wait_arrivals(sums.arrivals);
+}
+
+struct Outcome {
+    int code;
+    std::string text;
+    bool right;
+};
+
+template <Wrong kWrong>
+Outcome run_sums(std::uint64_t seed) {
+    open("sm_90", seed);
+    alignas(16) float memory[64 + 6 * 64] = {};
+    for (int i = 0; i < 64; ++i) memory[i] = static_cast<float>(i);
+    CHECK(launch_clusters(sums_kernel<kWrong>, dim3(6), 64, 0, Stream{}, Args{memory, 0.0f}, kRanks) == 0);
+    Outcome outcome{stream_synchronize(nullptr), "", true};
+    if (outcome.code != 0) outcome.text = error_text(outcome.code);
+    for (int i = 64; i < 64 + 6 * 64; ++i) outcome.right &= memory[i] == 62.0f * 63.0f / 2.0f;
+    take_error();
+    return outcome;
+}
+
+template <Wrong kWrong>
+void check_wrong(int code, const char* says) {
+    for (std::uint64_t seed = 0; seed < 8; ++seed) {
+        const Outcome got = run_sums<kWrong>(seed);
+        CHECK(got.code == code && got.text.find(says) != std::string::npos, seed, got.code, got.text);
+        CHECK(got.text.find(", thread ") != std::string::npos, got.text);
+    }
+}
+
+// As many threads as a cluster can have: each block writes the number of the one behind it.
+void ring_kernel(Args args) {
+    auto& next = *reinterpret_cast<Values*>(dynamic_shared());
+    if (threadIdx.x == 1023) expect_arrivals(next.arrivals, 4);
+    cluster_arrive();
+    cluster_wait();
+    if (threadIdx.x != 1) return;
+    const float number = static_cast<float>(static_cast<unsigned>(blockIdx.x));
+    send(next.value, (static_cast<int>(blockIdx.x) + 1) % 8, number, next.arrivals);
+    wait_arrivals(next.arrivals);
+    args.out[blockIdx.x] = next.value[0];
+}
+
+void check_clusters() {
+    int early_values = 0, early_sums = 0;
+    for (std::uint64_t seed = 0; seed < 32; ++seed) {
+        const Outcome got = run_sums<Wrong::Nothing>(seed);
+        CHECK(got.code == 0 && got.right, seed, got.text);
+        early_values += run_sums<Wrong::ReadsValuesEarly>(seed).right ? 0 : 1;
+        early_sums += run_sums<Wrong::ReadsSumsEarly>(seed).right ? 0 : 1;
+    }
+    CHECK(early_values > 24 && early_sums > 24, early_values, early_sums);
+    check_wrong<Wrong::SendsTooFew>(702, "waits for ever for arrivals: 16 of 48 bytes are missing");
+    check_wrong<Wrong::SendsTooMany>(719, "16 bytes, where 0 of 48 expected ones are still to come");
+    check_wrong<Wrong::SendsTooFar>(719, "sends to block 3 of its cluster, which has 3");
+    check_wrong<Wrong::SendsEarly>(719, "sends before cluster_wait()");
+    check_wrong<Wrong::CopiesAside>(716, "not aligned");
+    check_wrong<Wrong::LeavesEarly>(719, "expects arrivals that no thread of its block has waited for");
+    check_wrong<Wrong::LeavesBarrier>(719, "part of its cluster does not reach: of block (2,0,0) thread 8 has left");
+
+    for (const char* card : {"gfx1201", "sm_75", "sm_89,32,101376,24"}) {
+        open(card);
+        CHECK(launch_clusters(write_kernel, dim3(4), 64, 0, Stream{}, Args{}, 2) == 9 && take_error() == 9, card);
+        CHECK(launch_clusters(write_kernel, dim3(4), 64, 0, Stream{}, Args{}, 1) == 0, card);
+    }
+    open("sm_90");
+    const auto refused = [](dim3 grid, int cluster) {
+        return launch_clusters(write_kernel, grid, 64, 0, Stream{}, Args{}, cluster) == 912 && take_error() == 912;
+    };
+    CHECK(refused(dim3(4), 3) && refused(dim3(4), 0) && refused(dim3(4), -1) && refused(dim3(16), 16));
+    CHECK(refused(dim3(4, 2), 2) && refused(dim3(2), 4));
+    CHECK(std::strcmp(error_name(912), "cudaErrorInvalidClusterSize") == 0);
+    float out[16] = {};
+    CHECK(launch_clusters(ring_kernel, dim3(16), 1024, sizeof(Values), Stream{}, Args{out, 0.0f}, 8) == 0);
+    CHECK(stream_synchronize(nullptr) == 0);
+    for (int i = 0; i < 16; ++i) CHECK(out[i] == static_cast<float>(i / 8 * 8 + (i + 7) % 8), i, out[i]);
+}
+
 }  // namespace
 }  // namespace strata::gpu
 
@@ -208,5 +350,6 @@ int main() {
     check_seeds();
     check_faults();
     check_capture();
+    check_clusters();
     return strata::test::result();
 }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <type_traits>
 #include <utility>
 
 #include "common/arithmetic.hpp"
@@ -116,6 +117,24 @@ __forceinline__ void copy_async_wait() {
     sim::copy_async_wait(kPending);
 }
 
+// Clusters: neighbouring blocks of a launch that run at once and write into each other's shared memory.
+inline constexpr bool kClusters = true;  // as this pass of the compiler knows
+using sim::Arrivals;
+using sim::copy_bulk;
+using sim::expect_arrivals;
+using sim::wait_arrivals;
+__forceinline__ void cluster_arrive(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    sim::cluster_arrive({file, line});
+}
+__forceinline__ void cluster_wait(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    sim::cluster_wait({file, line});
+}
+template <class T>
+__forceinline__ void send(T* place, int rank, T value, Arrivals& arrivals) {
+    static_assert((sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16) && std::is_trivially_copyable_v<T>);
+    sim::send(place, rank, &value, sizeof value, arrivals);
+}
+
 // The block's dynamic shared memory, and a statically sized piece (one for each type).
 __forceinline__ Float4* dynamic_shared() { return sim::dynamic_shared(); }
 
@@ -149,6 +168,7 @@ struct VendorDevice {
     int compute_units;
     std::size_t shared_bytes;  // most that a block may ask for
     bool overlaps;             // a launch may begin before the one ahead of it has ended
+    bool clusters;             // blocks of a launch can share their shared memory
 };
 
 inline int query_device(int device, VendorDevice* out) {
@@ -161,6 +181,7 @@ inline int query_device(int device, VendorDevice* out) {
     out->shared_bytes = card.shared_most;
     // The launches themselves do not: what the launcher does about it is what is simulated.
     out->overlaps = card.arch.compare(0, 3, "sm_") == 0 && std::atoi(card.arch.c_str() + 3) >= 90;
+    out->clusters = card.clusters;
     return 0;
 }
 
@@ -182,7 +203,7 @@ __attribute__((no_sanitize("thread"))) void enter_kernel(const void* kernel, con
 
 template <class Arguments>
 int launch(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
-           Arguments arguments, bool overlapping = false) {
+           Arguments arguments, bool overlapping = false, unsigned cluster = 1) {
     const sim::Launch asked{reinterpret_cast<const void*>(kernel),
                             enter_kernel<Arguments>,
                             &arguments,
@@ -190,7 +211,8 @@ int launch(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_b
                             static_cast<unsigned>(block),
                             shared_bytes,
                             stream,
-                            overlapping};
+                            overlapping,
+                            cluster};
     return sim::launch(asked, sizeof arguments, stream);
 }
 
@@ -198,6 +220,13 @@ template <class Arguments>
 int launch_overlapping(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
                        Arguments arguments) {
     return launch(kernel, grid, block, shared_bytes, stream, arguments, true);
+}
+
+// The same, of clusters of so many blocks, which the grid is a multiple of. Only on cards that have them.
+template <class Arguments>
+int launch_clusters(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
+                    Arguments arguments, int cluster) {
+    return launch(kernel, grid, block, shared_bytes, stream, arguments, true, static_cast<unsigned>(cluster));
 }
 
 using sim::device_allocate;
