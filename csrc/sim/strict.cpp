@@ -234,17 +234,24 @@ void check_shared_bounds(std::size_t offset, std::size_t bytes, const char* did,
     stop_here(kIllegalAddress, caller, std::string(did) + " past the end: " + shared_place(offset));
 }
 
-// Whether what `thread` of the block did at `time` came before the running thread's next access to shared memory; kMany
-// with `wave`: what several threads did, all of one wave or kMany.
-bool shared_ordered(std::uint64_t time, unsigned thread, unsigned wave) {
-    const Block& block = *current->block;
-    if (time < block.shared_ordered) return true;
-    if (wave == wave_number(current->index) && time < block.waves[wave].ordered) return true;
+// Whether what `thread` of the block did at `time`, or kMany threads, came before the running thread's last barrier of
+// the cluster. (Not inlined, as all that is rare in the way of each access.)
+[[gnu::noinline]] bool cluster_ordered(std::uint64_t time, unsigned thread) {
     if (current->passed == 0) return false;
+    const Block& block = *current->block;
     const auto& arrived_at = thread == kMany ? block.arrived_at : block.threads[thread].arrived_at;
     return time < arrived_at[current->passed % 2];
 }
-bool shared_ordered(std::uint64_t time, unsigned thread) { return shared_ordered(time, thread, wave_number(thread)); }
+
+// The same of any barrier. Of several threads `wave` is the one that all are of, or kMany.
+inline bool shared_ordered(std::uint64_t time, unsigned thread, unsigned wave) {
+    const Block& block = *current->block;
+    return time < block.shared_ordered || (wave == wave_number(current->index) && time < block.waves[wave].ordered) ||
+           cluster_ordered(time, thread);
+}
+inline bool shared_ordered(std::uint64_t time, unsigned thread) {
+    return shared_ordered(time, thread, wave_number(thread));
+}
 
 // Whether the running thread may know that these are here: it has waited for them, or another thread of its block and a
 // barrier followed.
@@ -259,7 +266,7 @@ bool knows_arrived(const Expected& expected) {
 }
 
 // Of a word that something is on its way to, whether the running thread may touch it all the same.
-void check_landing(const SharedWord& word, std::size_t offset, const char* did, const void* caller) {
+[[gnu::noinline]] void check_landing(const SharedWord& word, std::size_t offset, const char* did, const void* caller) {
     std::string why;
     if (word.landing == kHoldsArrivals) {
         why = "holds arrivals";
