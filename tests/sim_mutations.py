@@ -41,6 +41,8 @@ REMOVALS = (
     ("removed", re.compile(r"\bcopy_async_commit\(\);"), ";"),
     ("removed", re.compile(r"\bwait_for_launch_before\(\);"), ";"),
     ("removed", re.compile(r"\bcopy_async_wait<\d+>\(\);"), ";"),
+    ("removed", re.compile(r"\bcluster_(?:arrive|wait)\(\);"), ";"),
+    ("removed", re.compile(r"\b(?:expect|wait)_arrivals\([^;]*\);"), ";"),
 )
 # Where a tree begins, how many lanes a tree spans, and what the vendor header tells a shuffle.
 HALVINGS = {
