@@ -547,11 +547,18 @@ void private_arrivals_kernel(Args) {
     expect_arrivals(arrivals, 4);
 }
 
-void send_to_used_kernel(Args) {
+template <bool kReads>
+void send_to_used_kernel(Args args) {
     auto& inbox = block_shared<Inbox>();
+    wait_for_launch_before();
     if (thread() == 0) expect_arrivals(inbox.arrivals, sizeof inbox.value);
+    if (kReads) inbox.tile[thread()].x = 1.0f;
     cluster_arrive();
-    inbox.tile[thread()].x = 1.0f;
+    if (kReads) {
+        args.out[blockIdx.x * kThreads + thread()] = inbox.tile[thread()].x;
+    } else {
+        inbox.tile[thread()].x = 1.0f;
+    }
     cluster_wait();
     send(&inbox.tile[thread()].x, other_rank(), 1.0f, inbox.arrivals);
     wait_arrivals(inbox.arrivals);
@@ -804,8 +811,10 @@ const Case kCases[] = {
      "sends outside of its block's shared memory", 2},
     {"arrivals that are not in shared memory", "private_arrivals_kernel", private_arrivals_kernel, "sm_90", 2, 700,
      "has arrivals outside of its block's shared memory", 2},
-    {"sending to words in use", "send_to_used_kernel", send_to_used_kernel, "sm_90", 2, 719,
+    {"sending to words that are written", "send_to_used_kernel<false>", send_to_used_kernel<false>, "sm_90", 2, 719,
      "wrote, with no barrier of the cluster between", 2},
+    {"sending to words that are read", "send_to_used_kernel<true>", send_to_used_kernel<true>, "sm_90", 2, 719,
+     "read, with no barrier of the cluster between", 2},
     {"sending to a word twice", "send_over_send_kernel", send_over_send_kernel, "sm_90", 2, 719,
      "which may be on its way already", 2},
     {"arrivals that a thread reads itself", "touched_arrivals_kernel", touched_arrivals_kernel, "sm_90", 2, 719,
