@@ -91,7 +91,7 @@ struct Device {
     std::string first_difference;
 };
 
-LaunchLimits limits_of(const Device& device) { return {device.facts.shared_bytes, device.facts.overlaps}; }
+LaunchLimits limits_of(const Device& device) { return {device.facts.shared_bytes, device.facts.overlaps, device.facts.clusters}; }
 
 std::string selector_phrase(const Environment& env) {
     if (!env.present) return std::string(kSelectorVariable) + " is unset";
@@ -275,7 +275,7 @@ bool load_kernels(Device& device, Report* report) {
     const bool loaded = on_device(device.index, report, [&] {
         for (const GrVariant& row : kGrVariants) {
             const std::string call = std::string("loading the kernels of ") + row.name;
-            const int code = fused_gr_prepare(row.value, device.facts.shared_bytes);
+            const int code = fused_gr_prepare(row.value, limits_of(device));
             Report said;
             if (gate_call(code, call.c_str(), device.index, &said)) continue;
             if (fused_gr_has_own_gate(row.value)) {

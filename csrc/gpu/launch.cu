@@ -2,6 +2,8 @@
 #include "gpu/vendor.hpp"  // first: it brings the device side of the maths functions
 
 #include "common/launch_plan.hpp"
+#include "gpu/cluster_down.cuh"
+#include "gpu/cluster_up.cuh"
 #include "gpu/down_plain.cuh"
 #include "gpu/down_register_half.cuh"
 #include "gpu/down_staged.cuh"
@@ -137,6 +139,37 @@ StreamKernels stream_kernels(int tokens) {
     }
 }
 
+template <int kTokens, class Four>
+StreamKernels cluster_instance(bool quantise) {
+    if constexpr (kClusterLaunches) {
+        constexpr const char* kUp = "gr_cluster_up_kernel";
+        return {{gr_cluster_down_kernel<kTokens, Four>, "gr_cluster_down_kernel"},
+                quantise ? Named{gr_cluster_up_kernel<kTokens, Four, true>, kUp}
+                         : Named{gr_cluster_up_kernel<kTokens, Four, false>, kUp}};
+    } else {
+        return {};
+    }
+}
+
+template <class Four>
+StreamKernels cluster_kernels(int tokens, bool quantise) {
+    switch (stream_instance(tokens)) {
+        case 1:
+            return cluster_instance<1, Four>(quantise);
+        case 2:
+            return cluster_instance<2, Four>(quantise);
+        case 4:
+            return cluster_instance<4, Four>(quantise);
+        default:
+            return cluster_instance<kMaxTokens, Four>(quantise);
+    }
+}
+
+StreamKernels cluster_kernels(StreamType type, int tokens, bool quantise) {
+    return type == StreamType::BFloat16 ? cluster_kernels<Bf16x4>(tokens, quantise)
+                                        : cluster_kernels<Float4>(tokens, quantise);
+}
+
 class Launcher {
   public:
     Launcher(Stream stream, Report* report, bool overlapping = false)
@@ -145,13 +178,24 @@ class Launcher {
     bool overlapping() const { return overlapping_; }
 
     bool operator()(const Named& what, dim3 grid, int block, std::size_t shared_bytes, const GroupArgs& args) const {
-        const int code = overlapping_ ? launch_overlapping(what.kernel, grid, block, shared_bytes, stream_, args)
-                                      : launch(what.kernel, grid, block, shared_bytes, stream_, args);
+        return queued(overlapping_ ? launch_overlapping(what.kernel, grid, block, shared_bytes, stream_, args)
+                                   : launch(what.kernel, grid, block, shared_bytes, stream_, args),
+                      what);
+    }
+
+    bool clusters(const Named& what, int blocks, int block, std::size_t shared_bytes, const GroupArgs& args,
+                  int cluster) const {
+        return queued(launch_clusters(what.kernel, dim3(static_cast<unsigned>(blocks)), block, shared_bytes, stream_,
+                                      args, cluster),
+                      what);
+    }
+
+  private:
+    bool queued(int code, const Named& what) const {
         if (code != 0) report_error(report_, code, what.name);
         return code == 0;
     }
 
-  private:
     Stream stream_;
     Report* report_;
     bool overlapping_;
@@ -231,6 +275,14 @@ bool read_group_stream(const Launcher& launch, const GroupArgs& group, const Nor
            launch(kernels.up, dim3(kStreamUpBlocks), kStreamThreads, stream_up_bytes(instance), group);
 }
 
+bool read_group_clusters(const Launcher& launch, const GroupArgs& group, StreamType type, std::size_t shared_limit) {
+    const int instance = stream_instance(group.tokens);
+    const StreamKernels kernels = cluster_kernels(type, group.tokens, group.q8_1 != nullptr);
+    return launch.clusters(kernels.down, kDownClusters * kClusterBlocks, kStreamThreads, cluster_down_bytes(instance),
+                           group, kClusterBlocks) &&
+           launch(kernels.up, dim3(kStreamUpBlocks), kStreamThreads, cluster_up_asked(instance, shared_limit), group);
+}
+
 bool read_group_tiled(const Launcher& launch, const GroupArgs& group, const NormKernels& norm) {
     const auto tokens = static_cast<unsigned>(group.tokens);
     const auto padded = static_cast<unsigned>(tiled_padded(group.tokens));
@@ -272,7 +324,9 @@ bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, cons
     for (std::int64_t i = 0; i < part_count(args.tokens, group_limit); ++i) {
         const TokenPart part = token_part(args.tokens, group_limit, i);
         const GroupArgs group = group_args(args, part.first, part.count);
-        const bool queued = !tuned    ? read_group_runtime(launcher, group, norm)
+        const bool queued = !tuned ? read_group_runtime(launcher, group, norm)
+                            : streams && cluster_fits(part.count, limits)
+                                ? read_group_clusters(launcher, group, args.stream_type, limits.shared_bytes)
                             : streams ? read_group_stream(launcher, group, norm)
                             : tiled   ? read_group_tiled(launcher, group, norm)
                                       : read_group(launcher, group, norm, variant, q8_columns, limits.shared_bytes);
@@ -282,7 +336,8 @@ bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, cons
     return true;
 }
 
-int fused_gr_prepare(int variant, std::size_t shared_limit) {
+int fused_gr_prepare(int variant, const LaunchLimits& limits) {
+    const std::size_t shared_limit = limits.shared_bytes;
     for (const FixedKernel& fixed : kFixedKernels) {
         if (fixed.variant != variant) continue;
         if (const int code = preload(fixed.kernel)) return code;
@@ -294,6 +349,15 @@ int fused_gr_prepare(int variant, std::size_t shared_limit) {
             const StreamKernels kernels = stream_kernels(tokens);
             if (const int code = allow_shared(kernels.down.kernel, stream_down_bytes(tokens))) return code;
             if (const int code = allow_shared(kernels.up.kernel, stream_up_bytes(tokens))) return code;
+            if (!cluster_fits(tokens, limits)) continue;
+            for (const StreamType type : {StreamType::Float32, StreamType::BFloat16}) {
+                for (const bool quantise : {false, true}) {
+                    const StreamKernels clustered = cluster_kernels(type, tokens, quantise);
+                    const std::size_t up_bytes = cluster_up_asked(tokens, limits.shared_bytes);
+                    if (const int code = allow_shared(clustered.down.kernel, cluster_down_bytes(tokens))) return code;
+                    if (const int code = allow_shared(clustered.up.kernel, up_bytes)) return code;
+                }
+            }
         }
         return 0;
     }

@@ -1,5 +1,6 @@
 // The stream variant: what its kernels share. The read is bound by the latency of short launches, so the work of each
-// is spread over the whole card and its weights are on their way before the launch ahead of it has ended.
+// is spread over the whole card and its weights are on their way before the launch ahead of it has ended. On cards with
+// clusters it takes two launches (cluster_down.cuh, cluster_up.cuh), on others three:
 //
 //     norm   gr_norm_kernel<1, ..., ByQuarters>: waits for all that ran before, writes the activations by quarters; its
 //            spare blocks have asked for w_down into the second-level cache meanwhile

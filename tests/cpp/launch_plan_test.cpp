@@ -86,11 +86,35 @@ void scratch() {
           "many tokens are cut into groups");
 }
 
+// The rows of stream's clusters, and what its up kernel asks for beside the down kernel.
+void clusters() {
+    for (const int rows : {320, 324}) {
+        int next = 0;
+        for (int cluster = 0; cluster < kDownClusters; ++cluster) {
+            CHECK(cluster_first_row(cluster, rows) == next, rows, cluster);
+            next = cluster_first_row(cluster + 1, rows);
+            const int count = next - cluster_first_row(cluster, rows);
+            CHECK(count >= kClusterRowsAtLeast && count <= kClusterRows, rows, cluster, count);
+        }
+        CHECK(next == rows, rows, next);
+    }
+    for (const std::size_t limit : {std::size_t{99} * 1024, std::size_t{227} * 1024}) {
+        for (const int instance : kStreamInstances) {
+            if (!cluster_fits(instance, {limit, true, true})) continue;
+            const std::size_t asked = cluster_up_asked(instance, limit);
+            CHECK(asked >= cluster_up_bytes(instance) && asked <= limit, limit, instance, asked);
+            const bool alone = 2 * asked > limit;
+            CHECK(alone || cluster_down_bytes(instance) + asked <= limit, limit, instance, asked);
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
     slices();
     plans();
     scratch();
+    clusters();
     return strata::test::result();
 }

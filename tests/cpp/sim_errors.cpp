@@ -53,7 +53,7 @@ Owner owner_of(const sim::CallSeen& call, sim::Stream reference) {
     const std::string kernel = call.kernel != nullptr ? sim::function_name(call.kernel) : "";
     const auto names = [&](const char* part) { return kernel.find(part) != std::string::npos; };
     if (names("register_half")) return kCandidate;
-    if (names("gr_stream") || names("ByQuarters")) return kBystander;
+    if (names("gr_stream") || names("gr_cluster") || names("ByQuarters")) return kBystander;
     return call.stream != nullptr && call.stream != reference ? kCandidate : kShared;
 }
 

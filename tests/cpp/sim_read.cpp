@@ -131,6 +131,7 @@ struct Options {
     bool inject;
     bool q8_1;
     StreamType stream_type = StreamType::Float32;
+    bool in_place = false;  // residual_out is residual, which has been copied there
 };
 
 ReadArgs read_args(const Inputs& in, const Outputs& out, std::int64_t tokens, Options options, void* scratch) {
@@ -153,6 +154,7 @@ ReadArgs read_args(const Inputs& in, const Outputs& out, std::int64_t tokens, Op
         a.inject_prev = in.inject_prev.data();
         a.residual_out = out.residual_out.data();
     }
+    if (options.in_place) a.residual = a.residual_out;
     if (options.inject) {
         a.w_inject = in.w_inject.data();
         a.inject = out.inject.data();
@@ -213,7 +215,7 @@ class OpenCard {
         sim::set_device(device);
         sim::device_card(device, &card);
         CHECK(query_device(device, &facts) == 0, card.arch);
-        for (const GrVariant& row : kGrVariants) CHECK(fused_gr_prepare(row.value, card.shared_most) == 0, row.name);
+        for (const GrVariant& row : kGrVariants) CHECK(fused_gr_prepare(row.value, limits()) == 0, row.name);
     }
     ~OpenCard() { sim::withdraw(device); }
     OpenCard(const OpenCard&) = delete;
@@ -241,6 +243,8 @@ class OpenCard {
         lend("q8_1", out.q8_1, true);
         lend("scratch", scratch, true);
     }
+
+    LaunchLimits limits() const { return {card.shared_most, facts.overlaps, facts.clusters}; }
 
     int device = -1;
     sim::Card card;
@@ -326,18 +330,28 @@ void check_up(OpenCard& card, Model& m, int columns, int tokens, Options options
     if (options.q8_1) check_same(card.where, "q8_1", m.out.q8_1, expected.q8_1, size(tokens, kQ8Columns * kQ8Bytes));
 }
 
-// A whole read, as the backend runs it.
+// A whole read, as the backend runs it; without clusters as on a card that has none.
 void check_read(OpenCard& card, const Inputs& in, int variant, int columns, std::int64_t tokens, Options options,
-                const Outputs& expected) {
+                const Outputs& expected, bool clusters = true) {
     Outputs out(in.geometry, in.tokens);
     Array<char> scratch(static_cast<std::size_t>(scratch_bytes(in.geometry, tokens)));
     card.lend(in, out, scratch);
+    if (options.in_place) {
+        const std::size_t bytes = size(tokens, in.geometry.depth()) * sizeof(float);
+        std::memcpy(out.residual_out.data(), in.residual.data(), bytes);
+        sim::withdraw(card.device);
+        sim::declare(card.device, "residual, in place", out.residual_out.data(), bytes, true, true);
+        card.lend(in, out, scratch);
+    }
     card.where.tokens = tokens;
     card.where.what = std::to_string(in.geometry.width) + "/" + std::to_string(in.geometry.streams) + "/" +
-                      std::to_string(in.geometry.rank) + " " + fused_gr_find(variant)->name;
+                      std::to_string(in.geometry.rank) + " " + fused_gr_find(variant)->name +
+                      (clusters ? "" : " without clusters");
     Report report;
-    bool good = fused_gr_read_multi(read_args(in, out, tokens, options, scratch.data()), variant, columns,
-                                    {card.card.shared_most, card.facts.overlaps}, nullptr, &report);
+    LaunchLimits limits = card.limits();
+    limits.clusters = limits.clusters && clusters;
+    bool good = fused_gr_read_multi(read_args(in, out, tokens, options, scratch.data()), variant, columns, limits,
+                                    nullptr, &report);
     if (const int code = stream_synchronize(nullptr)) {
         report_error(&report, code, "the read");
         good = false;
@@ -408,11 +422,19 @@ void check_stream(const char* lanes) {
         for (const std::int64_t tokens : {1, 2, 3, 4, 5, 8, 11}) {
             for (const bool fold : {false, true}) {
                 const bool q8_1 = fold == (tokens % 2 == 0);
-                check_read(card, in, kHcStream, 16, tokens, {fold, !q8_1 || fold, q8_1}, expected[fold]);
+                for (const bool clusters : {false, true}) {
+                    if (clusters && !card.facts.clusters) continue;
+                    check_read(card, in, kHcStream, 16, tokens, {fold, !q8_1 || fold, q8_1}, expected[fold], clusters);
+                }
             }
         }
         const Options bf16{true, true, true, StreamType::BFloat16};
-        check_read(card, in, kHcStream, 16, 6, bf16, cpu_answer(in, true, StreamType::BFloat16));
+        const Outputs expected_bf16 = cpu_answer(in, true, StreamType::BFloat16);
+        const Options in_place{true, true, true, StreamType::Float32, true};
+        for (const bool clusters : {false, true}) {
+            check_read(card, in, kHcStream, 16, 6, bf16, expected_bf16, clusters);
+            check_read(card, in, kHcStream, 16, 7, in_place, expected[1], clusters);
+        }
     }
 }
 
@@ -506,6 +528,12 @@ void check_strict() {
         check_read(card, small, kHcStaged, 16, few, bf16, small_bf16_answer);
         for (const std::int64_t tokens : {1, 2, 3, 7}) {
             check_read(card, stream, kHcStream, 16, tokens, {true, true, tokens != 2}, stream_answer);
+            if (!card.facts.clusters) continue;
+            check_read(card, stream, kHcStream, 16, tokens, {true, true, tokens != 2}, stream_answer, false);
+        }
+        const Options in_place{true, true, false, StreamType::Float32, true};
+        for (const int variant : {kHcPlain, kHcSplit, kHcStream}) {
+            check_read(card, stream, variant, 16, 3, in_place, stream_answer);
         }
         for (const int variant : {kHcStaged, kHcRegisterHalf, kHcTiled}) {
             check_read(card, stream, variant, 16, 7, {true, true, true}, stream_answer);

@@ -48,6 +48,11 @@ __device__ __forceinline__ std::uint32_t shuffle_xor(std::uint32_t value, int ma
     return __shfl_xor_sync(0xffffffffu, value, mask, kLanes);
 }
 
+// `value` of lane `lane` of the group of kLanes. All lanes of the group must call.
+__device__ __forceinline__ float shuffle_from(float value, int lane) {
+    return __shfl_sync(0xffffffffu, value, lane, kLanes);
+}
+
 // Counts up and wraps to 0 after `last`; returns the count before.
 __device__ __forceinline__ unsigned atomic_count(unsigned* counter, unsigned last) { return atomicInc(counter, last); }
 
@@ -96,6 +101,101 @@ __device__ __forceinline__ void prefetch(const void* address, unsigned bytes) {
 }
 __device__ __forceinline__ void pause(unsigned nanoseconds) {
     if constexpr (kLaunchesOverlap) __nanosleep(nanoseconds);
+}
+
+// Clusters: blocks of a launch that run at once and write into each other's shared memory. launch_clusters() makes
+// them, on cards that have them (VendorDevice::clusters).
+inline constexpr bool kClusterLaunches = true;       // on some cards
+inline constexpr bool kClusters = kLaunchesOverlap;  // on those that this pass of the compiler is for
+
+// What a block waits for, once a launch: bytes that bulk copies and other blocks of its cluster bring into its shared
+// memory. Lives there itself.
+struct alignas(8) Arrivals {
+    std::uint64_t state;
+};
+
+__device__ __forceinline__ unsigned shared_address(const void* place) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(place));
+}
+
+// By one thread of the block, before the barrier (and cluster_arrive()) that tell the others.
+__device__ __forceinline__ void expect_arrivals(Arrivals& arrivals, unsigned bytes) {
+    if constexpr (kClusters) {
+        const unsigned place = shared_address(&arrivals);
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(place) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(place), "r"(bytes) : "memory");
+    }
+}
+
+// All threads of the cluster call both. After cluster_wait() each block of it has begun and expects its arrivals.
+__device__ __forceinline__ void cluster_arrive() {
+    if constexpr (kClusters) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+    if constexpr (kClusters) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Copies from global to this block's shared memory in the background, without its threads. Both addresses and `bytes`
+// are multiples of 16.
+__device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsigned bytes, Arrivals& arrivals) {
+    if constexpr (kClusters) {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         shared_address(shared)),
+                     "l"(global), "r"(bytes), "r"(shared_address(&arrivals))
+                     : "memory");
+    }
+}
+
+// Where `place` of this block's shared memory is in block `rank` of its cluster.
+__device__ __forceinline__ unsigned address_in_block(const void* place, int rank) {
+    unsigned address = 0;
+    if constexpr (kClusters) {
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(place)), "r"(rank));
+    }
+    return address;
+}
+
+// `value`, of 4, 8 or 16 bytes, goes to where `place` is in block `rank` of the cluster, which its `arrivals` count. In
+// the background: the compiler may move other accesses of this block over it.
+template <class T>
+__device__ __forceinline__ void send(T* place, int rank, const T& value, Arrivals& arrivals) {
+    if constexpr (kClusters) {
+        std::uint32_t words[sizeof(T) / 4];
+        memcpy(words, &value, sizeof value);
+        const unsigned to = address_in_block(place, rank);
+        const unsigned counted = address_in_block(&arrivals, rank);
+        if constexpr (sizeof(T) == 4) {
+            asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+                         "r"(words[0]), "r"(counted));
+        } else if constexpr (sizeof(T) == 8) {
+            asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
+                         "r"(words[0]), "r"(words[1]), "r"(counted));
+        } else {
+            static_assert(sizeof(T) == 16);
+            asm volatile(
+                "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"(counted));
+        }
+    }
+}
+
+// Waits until all expected bytes have come. This thread then sees them.
+__device__ __forceinline__ void wait_arrivals(Arrivals& arrivals) {
+    if constexpr (kClusters) {
+        unsigned here = 0;
+        while (here == 0) {
+            asm volatile(
+                "{\n"
+                ".reg .pred here;\n"
+                "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 here, [%1], 0;\n"
+                "selp.u32 %0, 1, 0, here;\n"
+                "}"
+                : "=r"(here)
+                : "r"(shared_address(&arrivals))
+                : "memory");
+        }
+    }
 }
 
 // A float4 as one vector value.
@@ -162,6 +262,7 @@ struct VendorDevice {
     int compute_units;
     std::size_t shared_bytes;  // most that a block may ask for
     bool overlaps;             // a launch may begin before the one ahead of it has ended
+    bool clusters;             // blocks of a launch can share their shared memory
 };
 
 inline int query_device(int device, VendorDevice* out) {
@@ -173,6 +274,7 @@ inline int query_device(int device, VendorDevice* out) {
     out->compute_units = properties.multiProcessorCount;
     out->shared_bytes = properties.sharedMemPerBlockOptin;
     out->overlaps = properties.major >= 9;
+    out->clusters = properties.major >= 9 && properties.clusterLaunch != 0;
     return 0;
 }
 
@@ -204,6 +306,20 @@ int launch(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_b
                             shared_bytes, stream);
 }
 
+template <class Arguments>
+int launch_with(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
+                Arguments arguments, cudaLaunchAttribute* attributes, unsigned count) {
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(static_cast<unsigned>(block));
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = count;
+    void* values[] = {&arguments};
+    return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), values);
+}
+
 // Begins as soon as the launch ahead of it lets it, on cards that have overlapping launches.
 template <class Arguments>
 int launch_overlapping(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
@@ -211,15 +327,20 @@ int launch_overlapping(void (*kernel)(Arguments), dim3 grid, int block, std::siz
     cudaLaunchAttribute overlapping{};
     overlapping.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlapping.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = dim3(static_cast<unsigned>(block));
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = &overlapping;
-    config.numAttrs = 1;
-    void* values[] = {&arguments};
-    return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), values);
+    return launch_with(kernel, grid, block, shared_bytes, stream, arguments, &overlapping, 1);
+}
+
+// The same for a kernel whose blocks are in clusters of `cluster` neighbours each. Code 912 or 9 where the card cannot.
+template <class Arguments>
+int launch_clusters(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
+                    Arguments arguments, int cluster) {
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster);
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    return launch_with(kernel, grid, block, shared_bytes, stream, arguments, attributes, 2);
 }
 
 // A stream that does not wait for the legacy stream, nor it for this one.

@@ -99,6 +99,15 @@ __device__ __forceinline__ std::uint32_t shuffle_xor(std::uint32_t value, int ma
     return shuffle_xor_group(value, mask);
 }
 
+// `value` of lane `lane` of the group of kLanes. All lanes of the group must call.
+__device__ __forceinline__ float shuffle_from(float value, int lane) {
+#if HIP_VERSION >= 60200000
+    return __shfl_sync(shuffle_lanes(), value, lane, kLanes);
+#else
+    return __shfl(value, lane, kLanes);
+#endif
+}
+
 // Counts up and wraps to 0 after `last`; returns the count before.
 // (As HIP 7 spells atomicInc: HIP 5.2 calls an instruction by a name that later compilers have dropped.)
 __device__ __forceinline__ unsigned atomic_count(unsigned* counter, unsigned last) {
@@ -119,6 +128,18 @@ __device__ __forceinline__ void let_next_launch_begin() {}
 __device__ __forceinline__ void wait_for_launch_before() {}
 __device__ __forceinline__ void prefetch(const void*, unsigned) {}
 __device__ __forceinline__ void pause(unsigned) {}
+
+// No blocks here share their shared memory.
+inline constexpr bool kClusterLaunches = false;
+inline constexpr bool kClusters = false;
+struct Arrivals {};
+__device__ __forceinline__ void expect_arrivals(Arrivals&, unsigned) {}
+__device__ __forceinline__ void cluster_arrive() {}
+__device__ __forceinline__ void cluster_wait() {}
+__device__ __forceinline__ void copy_bulk(void*, const void*, unsigned, Arrivals&) {}
+template <class T>
+__device__ __forceinline__ void send(T*, int, const T&, Arrivals&) {}
+__device__ __forceinline__ void wait_arrivals(Arrivals&) {}
 
 // A float4 as one vector value. A plain struct copy is a memcpy to this compiler, and a variable that is only ever
 // copied so stays in private memory.
@@ -179,6 +200,7 @@ struct VendorDevice {
     int compute_units;
     std::size_t shared_bytes;  // most that a block may ask for
     bool overlaps;             // a launch may begin before the one ahead of it has ended
+    bool clusters;             // blocks of a launch can share their shared memory
 };
 
 inline int query_device(int device, VendorDevice* out) {
@@ -190,6 +212,7 @@ inline int query_device(int device, VendorDevice* out) {
     out->compute_units = properties.multiProcessorCount;
     out->shared_bytes = properties.sharedMemPerBlock;
     out->overlaps = false;
+    out->clusters = false;
     return 0;
 }
 
@@ -225,6 +248,12 @@ template <class Arguments>
 int launch_overlapping(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
                        Arguments arguments) {
     return launch(kernel, grid, block, shared_bytes, stream, arguments);
+}
+
+// No card here is asked for it.
+template <class Arguments>
+int launch_clusters(void (*)(Arguments), dim3, int, std::size_t, Stream, Arguments, int) {
+    return hipErrorNotSupported;
 }
 
 // A stream that does not wait for the legacy stream, nor it for this one.

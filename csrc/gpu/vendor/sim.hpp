@@ -92,6 +92,12 @@ __forceinline__ std::uint32_t shuffle_xor(std::uint32_t value, int mask) {
 }
 __forceinline__ float shuffle_xor(float value, int mask) { return bits_float(shuffle_xor(float_bits(value), mask)); }
 
+// `value` of lane `lane` of the group of kLanes. All lanes of the group must call.
+__forceinline__ float shuffle_from(float value, int lane) {
+    const std::uint64_t group = std::uint64_t{0xffffffff} << (sim::wave_lane() / kLanes * kLanes);
+    return bits_float(sim::shuffle(sim::Shuffle::Index, group, float_bits(value), lane, kLanes));
+}
+
 // Counts up and wraps to 0 after `last`; returns the count before.
 __forceinline__ unsigned atomic_count(unsigned* counter, unsigned last) { return sim::atomic_increment(counter, last); }
 
@@ -118,7 +124,8 @@ __forceinline__ void copy_async_wait() {
 }
 
 // Clusters: neighbouring blocks of a launch that run at once and write into each other's shared memory.
-inline constexpr bool kClusters = true;  // as this pass of the compiler knows
+inline constexpr bool kClusterLaunches = true;  // on some cards
+inline constexpr bool kClusters = true;
 using sim::Arrivals;
 using sim::copy_bulk;
 using sim::expect_arrivals;

@@ -1,0 +1,156 @@
+// The second launch of the stream variant where blocks can share their shared memory (cluster_down.cuh): stores R', and
+// from lo makes the gates of twenty columns in all streams, their mix, and q8_1.
+//
+// Eight threads hold the 32 lanes of an up row (lanes j, j + 8, ... are thread j's): the first two stages of the tree
+// are plain additions there. The four streams of two columns are one group of threads.
+#pragma once
+
+#include "gpu/cluster_down.cuh"
+#include "gpu/stream_up.cuh"
+
+namespace strata::gpu {
+
+template <int kTokens>
+struct ClusterUpShared {
+    Chunk weights[kStreams][kStreamColumns][kStreamUpRowChunks];
+    Float4 lo[kTokens][2][kStreamUpRowChunks];  // first halves of chunks, then second halves
+    Float4 values[kTokens][kStreams][kStreamColumns / 4];
+    Arrivals weights_arrive;
+};
+static_assert(sizeof(ClusterUpShared<1>) == cluster_up_bytes(1) && sizeof(ClusterUpShared<2>) == cluster_up_bytes(2) &&
+              sizeof(ClusterUpShared<4>) == cluster_up_bytes(4) && sizeof(ClusterUpShared<8>) == cluster_up_bytes(8));
+
+// Grid kStreamUpBlocks, kStreamThreads threads. (With q8_1's code in it, but not run, a read takes 0.3 to 0.5 us more.)
+template <int kTokens, class Four, bool kQuantise>
+__global__ void __launch_bounds__(kStreamThreads, 2) gr_cluster_up_kernel(GroupArgs args) {
+    if constexpr (kClusters) {
+        using Shared = ClusterUpShared<kTokens>;
+        constexpr int kRowThreads = 8;
+        constexpr int kColumnFours = kStreamColumns / 4;
+        constexpr int kGroupColumns = 2;
+        static_assert(kStreamThreads / kLanes * kGroupColumns == kStreamColumns && kStreams * kRowThreads == kLanes);
+        static_assert(kTokens * kStreams * kColumnFours <= kStreamThreads && kStreamThreads == kRank);
+
+        auto& shared = *reinterpret_cast<Shared*>(dynamic_shared());
+        const int thread = static_cast<int>(threadIdx.x);
+        const int tokens = kTokens <= 2 ? kTokens : args.tokens;
+        const int first_column = static_cast<int>(blockIdx.x) * kStreamColumns;
+
+        // R' once more: the launch ahead has waited for whatever wrote what it is made of. Asked for before the
+        // weights, which would keep it waiting.
+        const int token = thread / (kStreams * kColumnFours);
+        const int stream = thread / kColumnFours % kStreams;
+        const int four = thread % kColumnFours;
+        const bool has_value = token < tokens;
+        const bool folds = args.block_out != nullptr;
+        const int place = (token * kStreams + stream) * (kWidth / 4) + first_column / 4 + four;
+        Float4 value{}, written{};
+        float inject_prev = 0.0f;
+        if (has_value && folds) {
+            value = load_stream(static_cast<const Four*>(args.residual) + place);
+            written =
+                load_stream(static_cast<const Four*>(args.block_out) + token * (kWidth / 4) + first_column / 4 + four);
+            inject_prev = args.inject_prev[token * kStreams + stream];
+        }
+        if (thread == kStreamThreads - 1) {
+            expect_arrivals(shared.weights_arrive, sizeof shared.weights);
+            for (int s = 0; s < kStreams; ++s) {
+                copy_bulk(shared.weights[s], args.w_up + (s * kWidth + first_column) * kStreamUpRowChunks,
+                          sizeof shared.weights[s], shared.weights_arrive);
+            }
+        }
+        // Few tokens: the next read's first launch then has its weights under way early. (H200, T = 4: 9.59 us if it
+        // comes now, 9.36 if below; T = 1: 5.53, 5.78.)
+        if constexpr (kTokens <= 2) let_next_launch_begin();
+        Four folded{};
+        if (has_value && folds) {
+            value = fold(written, fold_gain(inject_prev, kStreams), value);
+            folded = round_stream<Four>(value);
+        }
+
+        wait_for_launch_before();
+        if constexpr (kTokens > 2) let_next_launch_begin();
+        float lo[kTokens];
+#pragma unroll
+        for (int k = 0; k < kTokens; ++k) lo[k] = k < tokens ? args.lo[k * kRank + thread] : 0.0f;
+        if (has_value) {
+            shared.values[token][stream][four] = load_float4(reinterpret_cast<const Float4*>(args.normalised) + place);
+        }
+#pragma unroll
+        for (int k = 0; k < kTokens; ++k) {
+            auto* half = reinterpret_cast<float*>(&shared.lo[k][thread % kChunk / 4][thread / kChunk]);
+            half[thread % 4] = lo[k];
+        }
+        local_barrier();
+        wait_arrivals(shared.weights_arrive);
+
+        const int lane = logical_lane();
+        const int j = lane % kRowThreads;
+        const int row_stream = lane / kRowThreads;
+        const int column = logical_group() * kGroupColumns;  // and the next one
+        float sums[kGroupColumns][kTokens], others[kGroupColumns][kTokens];
+        // Lanes j and j + 16, then j + 8 and j + 24; lane j's second chunk is the fifth of the thread's.
+        constexpr int kOrder[] = {0, 4, 2, 1, 3};
+#pragma unroll
+        for (int step = 0; step < 5; ++step) {
+            const int chunk = kOrder[step] * kRowThreads + j;
+            Chunk weights[kGroupColumns];
+#pragma unroll
+            for (int c = 0; c < kGroupColumns; ++c) weights[c] = shared.weights[row_stream][column + c][chunk];
+#pragma unroll
+            for (int k = 0; k < kTokens; ++k) {
+                const Float4 first = load_float4(&shared.lo[k][0][chunk]);
+                const Float4 second = load_float4(&shared.lo[k][1][chunk]);
+#pragma unroll
+                for (int c = 0; c < kGroupColumns; ++c) {
+                    const float dot = chunk_dot(weights[c], first, second);
+                    float& sum = sums[c][k];
+                    if (step == 0) sum = 0.0f + dot;
+                    if (step == 1) sum = sum + dot;
+                    if (step == 2) sum = sum + (0.0f + dot);
+                    if (step == 3) others[c][k] = 0.0f + dot;
+                    if (step == 4) sum = sum + (others[c][k] + (0.0f + dot));
+                }
+            }
+        }
+        float gates[kGroupColumns];
+#pragma unroll
+        for (int c = 0; c < kGroupColumns; ++c) gates[c] = tree_sum_of_token<kRowThreads>(sums[c], j);
+        // Both denominators first: compilers do not move work over the branch of a division.
+        float denominators[kGroupColumns];
+#pragma unroll
+        for (int c = 0; c < kGroupColumns; ++c) denominators[c] = sigmoid_denominator(gates[c]);
+#pragma unroll
+        for (int c = 0; c < kGroupColumns; ++c) gates[c] = 1.0f / denominators[c];
+
+        // The mix goes from stream to stream through the lanes that have them.
+        const int my_token = j * kTokens / kRowThreads;
+        float mine[kGroupColumns] = {}, mix[kGroupColumns];
+#pragma unroll
+        for (int c = 0; c < kGroupColumns; ++c) {
+            if (my_token < tokens) {
+                mine[c] = reinterpret_cast<const float*>(shared.values[my_token][row_stream])[column + c];
+            }
+            mix[c] = mix_first(mine[c], gates[c]);
+        }
+#pragma unroll
+        for (int s = 1; s < kStreams; ++s) {
+#pragma unroll
+            for (int c = 0; c < kGroupColumns; ++c) {
+                const float before = shuffle_xor(mix[c], (s ^ (s - 1)) * kRowThreads);  // of stream s - 1
+                if (row_stream == s) mix[c] = mix_next(mine[c], gates[c], before);
+            }
+        }
+        // Late, so that nothing waits behind it.
+        if (has_value && folds) static_cast<Four*>(args.residual_out)[place] = folded;
+        if (row_stream == kStreams - 1 && j % (kRowThreads / kTokens) == 0 && my_token < tokens) {
+#pragma unroll
+            for (int c = 0; c < kGroupColumns; ++c) {
+                args.mixed[my_token * kWidth + first_column + column + c] = canonical(mix_mean(mix[c], kStreams));
+            }
+        }
+        if constexpr (kQuantise) quantise_shared_columns(args, block_shared<unsigned[2]>());
+    }
+}
+
+}  // namespace strata::gpu
