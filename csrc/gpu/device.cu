@@ -91,7 +91,9 @@ struct Device {
     std::string first_difference;
 };
 
-LaunchLimits limits_of(const Device& device) { return {device.facts.shared_bytes, device.facts.overlaps, device.facts.clusters}; }
+LaunchLimits limits_of(const Device& device) {
+    return {device.facts.shared_bytes, device.facts.overlaps, device.facts.clusters};
+}
 
 std::string selector_phrase(const Environment& env) {
     if (!env.present) return std::string(kSelectorVariable) + " is unset";
