@@ -10,27 +10,6 @@
 
 namespace strata::gpu {
 
-// The tree's stages over kWidth neighbouring lanes for several tokens at once: at each a lane keeps half of the tokens
-// and hands over the others, so that lane j ends with the sum of token j * kTokens / kWidth. (kTokens <= kWidth.)
-template <int kWidth, int kTokens>
-__device__ __forceinline__ float tree_sum_of_token(float (&sums)[kTokens], int lane) {
-    static_assert(kTokens <= kWidth);
-    int left = kTokens;
-#pragma unroll
-    for (int stage = kWidth / 2; stage > 0; stage /= 2) {
-        const bool upper = (lane & stage) != 0;
-        const bool shared_out = left > 1;
-        if (shared_out) left /= 2;
-#pragma unroll
-        for (int k = 0; k < left; ++k) {
-            const float keep = shared_out && upper ? sums[k + left] : sums[k];
-            const float give = shared_out && !upper ? sums[k + left] : sums[k];
-            sums[k] = keep + shuffle_xor(give, stage);
-        }
-    }
-    return sums[0];
-}
-
 template <int kTokens>
 struct ClusterDownShared {
     using Dots = typename StreamInstance<kTokens>::Dots;
@@ -152,8 +131,8 @@ __global__ void __launch_bounds__(kStreamThreads, kTokens <= 4 ? 2 : 1) gr_clust
                     sums[k] = sums[k] + shared.squares[k][2 * kNormThreads + group * kLanes + lane];
                 }
             }
-            const float sum = tree_sum_of_token<kLanes>(sums, lane);
-            if (lane % (kLanes / kTokens) == 0) shared.group_sums[lane * kTokens / kLanes][group] = sum;
+            tree_sums<kLanes>(sums, lane);
+            if (lane % (kLanes / kTokens) == 0) shared.group_sums[lane * kTokens / kLanes][group] = sums[0];
         }
         local_barrier();
         auto* const normalised = reinterpret_cast<Float4*>(args.normalised);
@@ -217,7 +196,8 @@ __global__ void __launch_bounds__(kStreamThreads, kTokens <= 4 ? 2 : 1) gr_clust
 #pragma unroll
             for (int k = 0; k < kPass; ++k) sums[k] = sums[k] + dot.of[k];
         }
-        float sum = tree_sum_of_token<kLanes>(sums, lane);
+        tree_sums<kLanes>(sums, lane);
+        float sum = sums[0];
         if (planted(Fault::kWrongArithmetic)) sum = bits_float(float_bits(sum) ^ 1u);
         const int row = first_row + slot * kClusterBlocks + stream;
         const int token = pass * kPass + lane * kPass / kLanes;

@@ -115,7 +115,10 @@ __global__ void __launch_bounds__(kStreamThreads, 2) gr_cluster_up_kernel(GroupA
         }
         float gates[kGroupColumns];
 #pragma unroll
-        for (int c = 0; c < kGroupColumns; ++c) gates[c] = tree_sum_of_token<kRowThreads>(sums[c], j);
+        for (int c = 0; c < kGroupColumns; ++c) {
+            tree_sums<kRowThreads>(sums[c], j);
+            gates[c] = sums[c][0];
+        }
         // Both denominators first: compilers do not move work over the branch of a division.
         float denominators[kGroupColumns];
 #pragma unroll

@@ -18,6 +18,26 @@ __device__ __forceinline__ float tree_sum(float value) {
     return value;
 }
 
+// The same for several tokens at once: at each stage a lane keeps half of the tokens and hands over the others, while
+// there are several. Lane j ends with the sums of tokens j * kTokens / kWidth and on, max(1, kTokens / kWidth) of them,
+// in front.
+template <int kWidth, int kTokens>
+__device__ __forceinline__ void tree_sums(float (&sums)[kTokens], int lane) {
+    int left = kTokens;
+#pragma unroll
+    for (int stage = kWidth / 2; stage > 0; stage /= 2) {
+        const bool upper = (lane & stage) != 0;
+        const bool shared_out = left > 1;
+        if (shared_out) left /= 2;
+#pragma unroll
+        for (int k = 0; k < left; ++k) {
+            const float keep = shared_out && upper ? sums[k + left] : sums[k];
+            const float give = shared_out && !upper ? sums[k + left] : sums[k];
+            sums[k] = keep + shuffle_xor(give, stage);
+        }
+    }
+}
+
 __device__ __forceinline__ std::uint32_t group_max(std::uint32_t value) {
 #pragma unroll
     for (int stage = kLanes / 2; stage > 0; stage /= 2) {

@@ -170,21 +170,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) gr_stream_up_kernel(GroupAr
                 ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
         }
     }
-    // Stages 2 and 1. While there are several tokens, a thread keeps half of them and hands over the others.
-    int token = 0;
-#pragma unroll
-    for (int stage = kRowThreads / 2, left = kTokens; stage > 0; stage /= 2) {
-        const bool upper = (j & stage) != 0;
-        const bool shared_out = left > 1;
-        if (shared_out) left /= 2;
-        if (shared_out && upper) token += left;
-#pragma unroll
-        for (int k = 0; k < left; ++k) {
-            const float keep = shared_out && upper ? sums[k + left] : sums[k];
-            const float give = shared_out && !upper ? sums[k + left] : sums[k];
-            sums[k] = keep + shuffle_xor(give, stage);
-        }
-    }
+    tree_sums<kRowThreads>(sums, j);
+    const int token = j * kTokens / kRowThreads;
     const bool keeps = kTokens >= kRowThreads || j % (kRowThreads / kTokens) == 0;  // else a neighbour has the same
     constexpr int kLeft = kTokens > kRowThreads ? kTokens / kRowThreads : 1;
 #pragma unroll
