@@ -145,12 +145,14 @@ constexpr std::size_t cluster_up_bytes(int instance) {
 
 // What the up kernel asks for: more than half of a multiprocessor's, so that no two of its blocks share one while
 // others have none (they begin while the down kernel leaves some free), unless its own share fits beside the down
-// kernel and that much does not. (H200, T = 1, 2, 8: 5.90, 6.99, 16.3 us without, 5.78, 6.55, 14.7 with it.)
+// kernel and that much does not. Each block costs kReserved more. (bench/NOTES.md has what it gains.)
+inline constexpr std::size_t kReserved = 1024;
 constexpr std::size_t cluster_up_asked(int instance, std::size_t shared_limit) {
     const std::size_t own = cluster_up_bytes(instance);
-    const std::size_t alone = shared_limit / 2 + 1024;
-    const std::size_t down = cluster_down_bytes(instance);
-    return alone < own || (down + own <= shared_limit && down + alone > shared_limit) ? own : alone;
+    const std::size_t alone = shared_limit / 2 + kReserved;
+    const std::size_t down = cluster_down_bytes(instance) + kReserved;
+    const bool own_fits = down + own <= shared_limit;
+    return alone < own || (own_fits && down + alone > shared_limit) ? own : alone;
 }
 
 constexpr bool cluster_fits(int tokens, const LaunchLimits& limits) {

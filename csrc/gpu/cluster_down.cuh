@@ -35,6 +35,8 @@ __global__ void __launch_bounds__(kStreamThreads, kTokens <= 4 ? 2 : 1) gr_clust
         constexpr int kRowChunks = kDepth / kChunk;
         constexpr int kStreamFloat4s = kWidth / 4;
         constexpr unsigned kPieceBytes = kStreamThreads * sizeof(Chunk);
+        static_assert(kClusterRows <= kLanes, "a thread of the last group asks for each row's weights");
+        static_assert(kTokens <= kDownClusters, "a cluster stores what it has normalised of one token");
 
         auto& shared = *reinterpret_cast<Shared*>(dynamic_shared());
         const int thread = static_cast<int>(threadIdx.x);

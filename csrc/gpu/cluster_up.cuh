@@ -5,8 +5,7 @@
 // are plain additions there. The four streams of two columns are one group of threads.
 #pragma once
 
-#include "gpu/cluster_down.cuh"
-#include "gpu/stream_up.cuh"
+#include "gpu/stream.cuh"
 
 namespace strata::gpu {
 
@@ -20,7 +19,8 @@ struct ClusterUpShared {
 static_assert(sizeof(ClusterUpShared<1>) == cluster_up_bytes(1) && sizeof(ClusterUpShared<2>) == cluster_up_bytes(2) &&
               sizeof(ClusterUpShared<4>) == cluster_up_bytes(4) && sizeof(ClusterUpShared<8>) == cluster_up_bytes(8));
 
-// Grid kStreamUpBlocks, kStreamThreads threads. (With q8_1's code in it, but not run, a read takes 0.3 to 0.5 us more.)
+// Grid kStreamUpBlocks, kStreamThreads threads. (An instance that could quantise takes up to 0.5 us more where it does
+// not: bench/NOTES.md.)
 template <int kTokens, class Four, bool kQuantise>
 __global__ void __launch_bounds__(kStreamThreads, 2) gr_cluster_up_kernel(GroupArgs args) {
     if constexpr (kClusters) {
@@ -47,10 +47,10 @@ __global__ void __launch_bounds__(kStreamThreads, 2) gr_cluster_up_kernel(GroupA
         Float4 value{}, written{};
         float inject_prev = 0.0f;
         if (has_value && folds) {
-            value = load_stream(static_cast<const Four*>(args.residual) + place);
-            written =
-                load_stream(static_cast<const Four*>(args.block_out) + token * (kWidth / 4) + first_column / 4 + four);
-            inject_prev = args.inject_prev[token * kStreams + stream];
+            const auto* block_out = static_cast<const Four*>(args.block_out);
+            value = load_stream_early(static_cast<const Four*>(args.residual) + place);
+            written = load_stream_early(block_out + token * (kWidth / 4) + first_column / 4 + four);
+            inject_prev = load_from_other_block(args.inject_prev + token * kStreams + stream);
         }
         if (thread == kStreamThreads - 1) {
             expect_arrivals(shared.weights_arrive, sizeof shared.weights);

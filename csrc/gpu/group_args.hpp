@@ -21,7 +21,7 @@ struct GroupArgs {
     const Chunk* w_inject;     // (HC, D / 8), null: no inject rows
 
     void* residual_out;  // (T, HC, N), null exactly where block_out is
-    float* normalised;   // (T, HC, N), scratch: norm writes, down and up read in the same order
+    float* normalised;   // (T, HC, N), scratch: norm (in clusters down) writes, down and up read in the same order
     float* row_sums;     // scratch, of a row's lanes: stream's (T, 2, LR + HC, 4), lanes 0 to 3 modulo 8, then 4 to 7;
                          // the tiled kernels' (T, 16, LR + HC), lane l and l + 16
     float* tiled_lo;     // scratch of the tiled kernels: lo in the order in which up takes it

@@ -351,11 +351,12 @@ int fused_gr_prepare(int variant, const LaunchLimits& limits) {
             if (const int code = allow_shared(kernels.up.kernel, stream_up_bytes(tokens))) return code;
             if (!cluster_fits(tokens, limits)) continue;
             for (const StreamType type : {StreamType::Float32, StreamType::BFloat16}) {
+                const std::size_t up_bytes = cluster_up_asked(tokens, shared_limit);
+                const Kernel down = cluster_kernels(type, tokens, false).down.kernel;
+                if (const int code = allow_shared(down, cluster_down_bytes(tokens))) return code;
                 for (const bool quantise : {false, true}) {
-                    const StreamKernels clustered = cluster_kernels(type, tokens, quantise);
-                    const std::size_t up_bytes = cluster_up_asked(tokens, limits.shared_bytes);
-                    if (const int code = allow_shared(clustered.down.kernel, cluster_down_bytes(tokens))) return code;
-                    if (const int code = allow_shared(clustered.up.kernel, up_bytes)) return code;
+                    const Kernel up = cluster_kernels(type, tokens, quantise).up.kernel;
+                    if (const int code = allow_shared(up, up_bytes)) return code;
                 }
             }
         }

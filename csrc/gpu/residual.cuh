@@ -14,6 +14,13 @@ namespace strata::gpu {
 __device__ __forceinline__ Float4 load_stream(const Float4* address) { return load_float4(address); }
 __device__ __forceinline__ Float4 load_stream(const Bf16x4* address) { return widen(load_bf16x4(address)); }
 
+// The same of what an earlier launch wrote, while this thread has not waited for the launch ahead: caches that are
+// private to a multiprocessor may still hold what was there before.
+__device__ __forceinline__ Float4 load_stream_early(const Float4* address) { return load_from_other_block(address); }
+__device__ __forceinline__ Float4 load_stream_early(const Bf16x4* address) {
+    return widen(load_from_other_block(address));
+}
+
 // Rounds R' to what the stream holds, and returns that for `residual_out`. Twice is as good as once. (The store is left
 // to the caller: with it in here, nvcc 13 takes 50 registers instead of 48 for split's norm of fp32 streams.)
 template <class Four>

@@ -13,6 +13,7 @@
 
 #include "common/launch_plan.hpp"
 #include "gpu/norm.cuh"
+#include "gpu/quantise.cuh"
 
 namespace strata::gpu {
 
@@ -119,5 +120,27 @@ struct StreamWeights<false> {
     __device__ __forceinline__ void arrive() const { copy_async_wait<0>(); }
     __device__ __forceinline__ const Chunk& operator[](int row) const { return place[row * kStreamThreads]; }
 };
+
+// The q8_1 blocks that this block has columns of, once all of their columns are there.
+__device__ __forceinline__ void quantise_shared_columns(const GroupArgs& args, unsigned (&last)[2]) {
+    const int group = logical_group();
+    const int first = static_cast<int>(blockIdx.x) * kStreamColumns / kQ8Block;
+    const int count = ((static_cast<int>(blockIdx.x) + 1) * kStreamColumns - 1) / kQ8Block - first + 1;
+    fence();    // this thread's part of `mixed` before the count
+    barrier();  // every thread's
+    if (group < count && logical_lane() == 0) {
+        const int column = first + group;
+        const int sharers = ((column + 1) * kQ8Block - 1) / kStreamColumns - column * kQ8Block / kStreamColumns + 1;
+        const auto last_count = static_cast<unsigned>(sharers - 1);
+        last[group] = atomic_count(args.counters + column, last_count) == last_count ? 1 : 0;
+    }
+    barrier();
+    for (int i = 0; i < count; ++i) {  // group `group` makes the block of token `group`
+        if (last[i] == 0 || group >= args.tokens) continue;
+        fence();  // the count before the other blocks' part of `mixed`
+        store_q8_block(args, group, first + i, kQ8Columns,
+                       load_from_other_block(args.mixed + group * kWidth + (first + i) * kQ8Block + logical_lane()));
+    }
+}
 
 }  // namespace strata::gpu

@@ -5,7 +5,6 @@
 // are plain additions there. A q8_1 block has columns of two or three blocks: the last of them to finish quantises it.
 #pragma once
 
-#include "gpu/quantise.cuh"
 #include "gpu/stream.cuh"
 
 namespace strata::gpu {
@@ -42,28 +41,6 @@ struct RowSums {
         return ((low.x + high.x) + (low.z + high.z)) + ((low.y + high.y) + (low.w + high.w));
     }
 };
-
-// The q8_1 blocks that this block has columns of, once all of their columns are there.
-__device__ __forceinline__ void quantise_shared_columns(const GroupArgs& args, unsigned (&last)[2]) {
-    const int group = logical_group();
-    const int first = static_cast<int>(blockIdx.x) * kStreamColumns / kQ8Block;
-    const int count = ((static_cast<int>(blockIdx.x) + 1) * kStreamColumns - 1) / kQ8Block - first + 1;
-    fence();    // this thread's part of `mixed` before the count
-    barrier();  // every thread's
-    if (group < count && logical_lane() == 0) {
-        const int column = first + group;
-        const int sharers = ((column + 1) * kQ8Block - 1) / kStreamColumns - column * kQ8Block / kStreamColumns + 1;
-        const auto last_count = static_cast<unsigned>(sharers - 1);
-        last[group] = atomic_count(args.counters + column, last_count) == last_count ? 1 : 0;
-    }
-    barrier();
-    for (int i = 0; i < count; ++i) {  // group `group` makes the block of token `group`
-        if (last[i] == 0 || group >= args.tokens) continue;
-        fence();  // the count before the other blocks' part of `mixed`
-        store_q8_block(args, group, first + i, kQ8Columns,
-                       load_from_other_block(args.mixed + group * kWidth + (first + i) * kQ8Block + logical_lane()));
-    }
-}
 
 // Grid kStreamUpBlocks, kStreamThreads threads.
 template <int kTokens>

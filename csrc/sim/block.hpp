@@ -73,12 +73,11 @@ struct Thread {
     std::uint32_t shuffled = 0;
     unsigned copy_group = 0;
     std::vector<Copy> copies;
-    bool waited = false;                        // for the launch ahead
-    unsigned arrived = 0;                       // at so many barriers of the cluster
-    unsigned passed = 0;                        // and has waited for so many
-    Place cluster_place{};                      // of the last call of either half
-    unsigned expected = 0;                      // which of the block's it waits for
-    std::array<std::uint64_t, 2> arrived_at{};  // times of the latest odd and even arrivals; the strict card's
+    bool waited = false;    // for the launch ahead
+    unsigned arrived = 0;   // at so many barriers of the cluster
+    unsigned passed = 0;    // and has waited for so many
+    Place cluster_place{};  // of the last call of either half
+    unsigned expected = 0;  // which of the block's it waits for
 };
 
 // Lanes of a wave that have called the same shuffle, until all that its mask names are there.
@@ -147,9 +146,8 @@ struct Block {
     std::vector<Expected> expected;
     std::vector<Delivery> deliveries;  // on their way
     std::uint64_t began = 0;
-    std::uint64_t shared_ordered = 0;           // when its last barrier of any kind completed
-    std::uint64_t global_ordered = 0;           // and the last one that orders global memory
-    std::array<std::uint64_t, 2> arrived_at{};  // as a thread's: of the last of its threads
+    std::uint64_t shared_ordered = 0;  // when its last barrier of any kind completed
+    std::uint64_t global_ordered = 0;  // and the last one that orders global memory
     std::unique_ptr<SharedWord[]> words;
 };
 

@@ -831,7 +831,6 @@ void cluster_arrive(Place place) {
     if (cluster.left != nullptr && cluster.left->arrived < t.arrived) {
         stop_here(unreached(t, *cluster.left));
     }
-    watch::cluster_arrived();
     if (++cluster.at_barrier < now.launch->cluster * now.launch->block) return;
     cluster.at_barrier = 0;
     cluster.complete += 1;

@@ -63,7 +63,8 @@ struct alignas(8) Arrivals {
 // Once a launch for each object, by one thread of its block, before that thread arrives at the cluster's barrier.
 void expect_arrivals(Arrivals& arrivals, unsigned bytes);
 
-// The cluster's barrier, in two halves. All threads of the cluster call both.
+// The cluster's barrier, in two halves. All threads of the cluster call both. After it each block has begun and expects
+// its arrivals; it orders nothing else.
 void cluster_arrive(Place place);
 void cluster_wait(Place place);
 

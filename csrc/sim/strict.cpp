@@ -234,23 +234,14 @@ void check_shared_bounds(std::size_t offset, std::size_t bytes, const char* did,
     stop_here(kIllegalAddress, caller, std::string(did) + " past the end: " + shared_place(offset));
 }
 
-// Whether what `thread` of the block did at `time`, or kMany threads, came before the running thread's last barrier of
-// the cluster. (Not inlined, as all that is rare in the way of each access.)
-[[gnu::noinline]] bool cluster_ordered(std::uint64_t time, unsigned thread) {
-    if (current->passed == 0) return false;
+// Whether what threads of wave `wave` of the block did at `time` came before the running thread's last barrier. Of
+// threads of several waves `wave` is kMany. (A cluster's barrier orders nothing.)
+inline bool shared_ordered_wave(std::uint64_t time, unsigned wave) {
     const Block& block = *current->block;
-    const auto& arrived_at = thread == kMany ? block.arrived_at : block.threads[thread].arrived_at;
-    return time < arrived_at[current->passed % 2];
-}
-
-// The same of any barrier. Of several threads `wave` is the one that all are of, or kMany.
-inline bool shared_ordered(std::uint64_t time, unsigned thread, unsigned wave) {
-    const Block& block = *current->block;
-    return time < block.shared_ordered || (wave == wave_number(current->index) && time < block.waves[wave].ordered) ||
-           cluster_ordered(time, thread);
+    return time < block.shared_ordered || (wave == wave_number(current->index) && time < block.waves[wave].ordered);
 }
 inline bool shared_ordered(std::uint64_t time, unsigned thread) {
-    return shared_ordered(time, thread, wave_number(thread));
+    return shared_ordered_wave(time, wave_number(thread));
 }
 
 // Whether the running thread may know that these are here: it has waited for them, or another thread of its block and a
@@ -312,8 +303,7 @@ void shared_access(std::size_t offset, std::size_t bytes, bool write, const void
             race("wrote", word.writer);
         }
         if (write) {
-            if (word.read >= block.began && word.reader != self &&
-                !shared_ordered(word.read, word.reader, word.reader_wave)) {
+            if (word.read >= block.began && word.reader != self && !shared_ordered_wave(word.read, word.reader_wave)) {
                 race("read", word.reader);
             }
             word.landing = kNothingLands;
@@ -348,9 +338,8 @@ void mark_delivery(Block& to, const Delivery& delivery) {
     }
 }
 
-// What is sent to another block comes after that block's accesses before a barrier of the cluster.
+// What is sent to another block goes to words that nothing there has touched: no barrier orders the two blocks.
 void check_send(Block& to, const Delivery& delivery, const void* caller) {
-    const unsigned barrier = current->passed % 2;
     for (std::size_t i = delivery.offset / 4; i < (delivery.offset + delivery.bytes) / 4; ++i) {
         SharedWord& word = to.words[i];
         if (word.written < to.began) word.landing = kNothingLands;
@@ -360,21 +349,12 @@ void check_send(Block& to, const Delivery& delivery, const void* caller) {
         };
         const auto others = [&](unsigned thread, const char* did) {
             race((thread == kMany ? std::string("other threads") : "thread " + std::to_string(thread)) + " " + did +
-                 ", with no barrier of the cluster between");
+                 ", and no barrier orders the blocks of a cluster");
         };
         if (word.landing == kCopyLands) race("a copy in the background may still write");
-        if (word.landing != kNothingLands) {
-            const Expected& before = to.expected[word.landing - 1u];
-            bool known = false;
-            for (unsigned t = 0; t < before.waited.size(); ++t) {
-                known |= before.waited[t] != 0 && before.waited[t] < to.threads[t].arrived_at[barrier];
-            }
-            if (!known) race("may be on its way already");
-        } else if (word.written >= to.began && word.written >= to.threads[word.writer].arrived_at[barrier]) {
-            others(word.writer, "wrote");
-        }
-        const auto& readers = word.reader == kMany ? to.arrived_at : to.threads[word.reader].arrived_at;
-        if (word.read >= to.began && word.read >= readers[barrier]) others(word.reader, "read");
+        if (word.landing != kNothingLands) race("may be on its way already");
+        if (word.read >= to.began) others(word.reader, "read");
+        if (word.written >= to.began) others(word.writer, "wrote");
     }
 }
 
@@ -423,8 +403,6 @@ void launch_ends() {
 }
 
 void block_begins(Block& block) {
-    block.arrived_at = {};
-    for (Thread& t : block.threads) t.arrived_at = {};
     block.began = block.shared_ordered = block.global_ordered = tick();
     traffic::block_begins(block);
 }
@@ -462,12 +440,6 @@ void copy_lands(const Copy& copy) {
     if (now.card->background_copies) mark_landing(copy, false);
 }
 
-void cluster_arrived() {
-    const std::uint64_t time = tick();
-    current->arrived_at[current->arrived % 2] = time;
-    current->block->arrived_at[current->arrived % 2] = time;
-}
-
 void arrivals_expected(Expected& expected, const void* caller) {
     Block& block = *current->block;
     shared_access(expected.offset, sizeof(Arrivals), true, caller);
@@ -480,7 +452,8 @@ void arrivals_expected(Expected& expected, const void* caller) {
 
 void arrivals_used(const Expected& expected, const char* did, const void* caller) {
     const unsigned thread = expected.thread->index;
-    if (thread == current->index || shared_ordered(expected.time, thread)) return;
+    const bool before_cluster_wait = expected.arrived < current->passed;  // and so before this thread's
+    if (thread == current->index || before_cluster_wait || shared_ordered(expected.time, thread)) return;
     stop_here(kLaunchFailure, caller,
               std::string(did) + " arrivals that thread " + std::to_string(thread) +
                   " has expected, with no barrier between");

@@ -21,7 +21,6 @@ void reads(const void* address, std::size_t bytes, const void* caller);
 void writes(const void* address, std::size_t bytes, const void* caller);
 void copy_begins(const Copy& copy);
 void copy_lands(const Copy& copy);
-void cluster_arrived();
 void arrivals_expected(Expected& expected, const void* caller);
 void arrivals_used(const Expected& expected, const char* did, const void* caller);
 void arrivals_waited(Expected& expected);
@@ -43,7 +42,6 @@ inline void reads(const void*, std::size_t, const void*) {}
 inline void writes(const void*, std::size_t, const void*) {}
 inline void copy_begins(const Copy&) {}
 inline void copy_lands(const Copy&) {}
-inline void cluster_arrived() {}
 inline void arrivals_expected(Expected&, const void*) {}
 inline void arrivals_used(const Expected&, const char*, const void*) {}
 inline void arrivals_waited(Expected&) {}

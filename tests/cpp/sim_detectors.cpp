@@ -147,28 +147,23 @@ void copy_bulk_right_kernel(Args args) {
     args.out[blockIdx.x * kThreads + thread()] = inbox.tile[thread()].w;
 }
 
-// The same words twice, which a second barrier of the cluster allows; dynamic shared memory; to itself, too.
-void send_twice_right_kernel(Args args) {
+// One after the other, the second to itself; in dynamic shared memory.
+void send_both_right_kernel(Args args) {
     auto& inbox = block_shared<Inbox>();
     auto* words = reinterpret_cast<Bf16x4*>(dynamic_shared());
-    if (thread() == 0) expect_arrivals(inbox.arrivals, 2 * kThreads * sizeof *words);
+    if (thread() == 0) expect_arrivals(inbox.arrivals, kThreads * sizeof *words);
     if (thread() == 1) expect_arrivals(inbox.others, kThreads * sizeof *words);
-    words[thread()] = {};
     cluster_arrive();
     wait_for_launch_before();
     const float in = args.in[thread()];
     cluster_wait();
     send(words + thread(), other_rank(), Bf16x4{{1, 2}}, inbox.arrivals);
-    send(words + kThreads + thread(), 1 - other_rank(), Bf16x4{{3, 4}}, inbox.arrivals);
     wait_arrivals(inbox.arrivals);
-    std::uint32_t sum = words[thread() ^ 64u].word[1] + words[kThreads + thread()].word[0];
-    cluster_arrive();
-    cluster_wait();
-    send(words + thread(), other_rank(), Bf16x4{{5, sum}}, inbox.others);
+    const std::uint32_t sum = words[thread() ^ 64u].word[1];
+    send(words + kThreads + thread(), 1 - other_rank(), Bf16x4{{3, sum}}, inbox.others);
     if (thread() == 0) wait_arrivals(inbox.others);
     barrier();
-    sum += words[thread()].word[1];
-    args.out[blockIdx.x * kThreads + thread()] = in + static_cast<float>(sum);
+    args.out[blockIdx.x * kThreads + thread()] = in + static_cast<float>(words[kThreads + thread()].word[1]);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -564,6 +559,20 @@ void send_to_used_kernel(Args args) {
     wait_arrivals(inbox.arrivals);
 }
 
+// Several readers of a word, some of them after their own cluster_arrive().
+void send_to_read_by_many_kernel(Args args) {
+    auto& inbox = block_shared<Inbox>();
+    wait_for_launch_before();
+    if (thread() == 0) expect_arrivals(inbox.arrivals, sizeof inbox.value);
+    inbox.value[thread()] = 1.0f;
+    barrier();
+    cluster_arrive();
+    args.out[blockIdx.x * kThreads + thread()] = inbox.value[thread() / 2];
+    cluster_wait();
+    send(&inbox.value[thread()], other_rank(), 1.0f, inbox.arrivals);
+    wait_arrivals(inbox.arrivals);
+}
+
 void send_over_send_kernel(Args) {
     Inbox& inbox = open_inbox(sizeof inbox.value);
     send(&inbox.value[thread() / 2], other_rank(), 1.0f, inbox.arrivals);
@@ -812,9 +821,11 @@ const Case kCases[] = {
     {"arrivals that are not in shared memory", "private_arrivals_kernel", private_arrivals_kernel, "sm_90", 2, 700,
      "has arrivals outside of its block's shared memory", 2},
     {"sending to words that are written", "send_to_used_kernel<false>", send_to_used_kernel<false>, "sm_90", 2, 719,
-     "wrote, with no barrier of the cluster between", 2},
+     "wrote, and no barrier orders", 2},
     {"sending to words that are read", "send_to_used_kernel<true>", send_to_used_kernel<true>, "sm_90", 2, 719,
-     "read, with no barrier of the cluster between", 2},
+     "read, and no barrier orders", 2},
+    {"sending to words that many read", "send_to_read_by_many_kernel", send_to_read_by_many_kernel, "sm_90", 2, 719,
+     "and no barrier orders", 2},
     {"sending to a word twice", "send_over_send_kernel", send_over_send_kernel, "sm_90", 2, 719,
      "which may be on its way already", 2},
     {"arrivals that a thread reads itself", "touched_arrivals_kernel", touched_arrivals_kernel, "sm_90", 2, 719,
@@ -861,10 +872,10 @@ void check_cases() {
     for (const char* card : {"sm_90", "sm_120"}) {
         for (std::uint64_t seed = 0; seed < 8; ++seed) {
             for (const auto kernel :
-                 {send_right_kernel, copy_bulk_right_kernel, send_twice_right_kernel, one_waits_kernel<true>}) {
+                 {send_right_kernel, copy_bulk_right_kernel, send_both_right_kernel, one_waits_kernel<true>}) {
                 const Outcome right = run(card, kernel, 4, seed, 2);
                 CHECK(right.code == 0, card, seed, right.text);
-                const float wanted = kernel == send_twice_right_kernel ? 11.0f : 1.0f;
+                const float wanted = kernel == send_both_right_kernel ? 3.0f : 1.0f;
                 for (unsigned i = 0; i < 4 * kThreads; ++i) CHECK(memory.out[i] == wanted, card, seed, memory.out[i]);
             }
             const Outcome alone = run(card, copy_bulk_right_kernel, 3, seed);

@@ -56,8 +56,18 @@ __device__ __forceinline__ float shuffle_from(float value, int lane) {
 // Counts up and wraps to 0 after `last`; returns the count before.
 __device__ __forceinline__ unsigned atomic_count(unsigned* counter, unsigned last) { return atomicInc(counter, last); }
 
-// A value that another block of this launch wrote: past the caches that are private to a multiprocessor.
+// A value that another block wrote, of this launch or, before wait_for_launch_before(), of an earlier one: past the
+// caches that are private to a multiprocessor.
 __device__ __forceinline__ float load_from_other_block(const float* address) { return __ldcg(address); }
+
+__device__ __forceinline__ Float4 load_from_other_block(const Float4* address) {
+    const float4 v = __ldcg(reinterpret_cast<const float4*>(address));
+    return {v.x, v.y, v.z, v.w};
+}
+__device__ __forceinline__ Bf16x4 load_from_other_block(const Bf16x4* address) {
+    const uint2 v = __ldcg(reinterpret_cast<const uint2*>(address));
+    return {{v.x, v.y}};
+}
 
 // Weights are read once by one thread of a launch: they need no place in the first-level cache.
 __device__ __forceinline__ Chunk load_weights(const Chunk* address) {

@@ -118,6 +118,16 @@ __device__ __forceinline__ unsigned atomic_count(unsigned* counter, unsigned las
 __device__ __forceinline__ float load_from_other_block(const float* address) {
     return __hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
+__device__ __forceinline__ Float4 load_from_other_block(const Float4* address) {
+    return {load_from_other_block(&address->x), load_from_other_block(&address->y), load_from_other_block(&address->z),
+            load_from_other_block(&address->w)};
+}
+__device__ __forceinline__ Bf16x4 load_from_other_block(const Bf16x4* address) {
+    const auto word = [&](int i) {
+        return __hip_atomic_load(&address->word[i], __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    };
+    return {{word(0), word(1)}};
+}
 
 __device__ __forceinline__ Chunk load_weights(const Chunk* address) { return *address; }
 __device__ __forceinline__ Chunk load_weights_now(const Chunk* address) { return *address; }

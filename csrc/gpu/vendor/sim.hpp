@@ -102,6 +102,8 @@ __forceinline__ float shuffle_from(float value, int lane) {
 __forceinline__ unsigned atomic_count(unsigned* counter, unsigned last) { return sim::atomic_increment(counter, last); }
 
 __forceinline__ float load_from_other_block(const float* address) { return sim::load_past_caches(address); }
+__forceinline__ Float4 load_from_other_block(const Float4* address) { return sim::load_float4(address); }
+__forceinline__ Bf16x4 load_from_other_block(const Bf16x4* address) { return sim::load_bf16x4(address); }
 __forceinline__ Chunk load_weights(const Chunk* address) { return sim::load_chunk(address); }
 __forceinline__ Chunk load_weights_now(const Chunk* address) { return sim::load_chunk(address); }
 __forceinline__ Float4 load_float4(const Float4* address) { return sim::load_float4(address); }
