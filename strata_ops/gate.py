@@ -34,7 +34,7 @@ def listen() -> None:
 def check(device: torch.device | str | int = "cuda") -> dict[str, Any]:
     """Runs the self-test of a GPU now and latches what it finds for the reads that follow.
 
-    Every variant computes 72 cases (1 to 8 tokens; pending write, inject rows and q8_1 each off and on; eight of them
+    Every variant computes 80 cases (1 to 8 tokens; pending write, inject rows and q8_1 each off and on; sixteen of them
     with streams of bfloat16) and their bytes are compared: plain with the CPU's answer, which the library keeps as
     hashes, split, staged and the kernels for other geometries with plain, and P4 with staged where
     ``STRATA_HC_SPLIT=7`` asks for it on gfx1200 or gfx1201. About 40 ms on an H200. It may be called again, for one

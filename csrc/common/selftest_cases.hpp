@@ -11,8 +11,8 @@
 namespace strata {
 
 // ---------------------------------------------------------------------------------------------------------------
-// Cases: T = 1..8 with a pending write, inject rows and q8_1 each off and on. Then streams of bf16, which only the norm
-// kernels look at: fewer T, with and without a pending write.
+// Cases: T = 1..8 with a pending write, inject rows and q8_1 each off and on. Then streams of bf16: the T of the stream
+// variant's instances, all of which look at them in clusters, with a pending write and q8_1 each off and on.
 
 struct SelftestCase {
     int tokens;
@@ -23,16 +23,15 @@ struct SelftestCase {
 };
 
 inline constexpr int kSelftestFloat32Cases = kMaxTokens * 8;
-inline constexpr int kSelftestBFloat16Tokens[] = {1, 2, 5, 8};
-inline constexpr int kSelftestCases = kSelftestFloat32Cases + 2 * 4;
+inline constexpr int kSelftestBFloat16Tokens[] = {1, 2, 4, 8};
+inline constexpr int kSelftestCases = kSelftestFloat32Cases + 4 * 4;
 
 constexpr SelftestCase selftest_case(int index) {
     if (index < kSelftestFloat32Cases) {
         return {1 + index / 8, StreamType::Float32, (index & 4) != 0, (index & 2) != 0, (index & 1) != 0};
     }
     const int bf16 = index - kSelftestFloat32Cases;
-    const bool fold = (bf16 & 1) != 0;
-    return {kSelftestBFloat16Tokens[bf16 / 2], StreamType::BFloat16, fold, true, fold};
+    return {kSelftestBFloat16Tokens[bf16 / 4], StreamType::BFloat16, (bf16 & 2) != 0, true, (bf16 & 1) != 0};
 }
 
 // The outputs in the order in which hashes are kept.

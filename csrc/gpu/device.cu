@@ -274,10 +274,11 @@ void not_completed(Device& device, LogLines& lines, const Report& report) {
 bool load_kernels(Device& device, Report* report) {
     device.load_error.clear();
     device.candidate_load_errors.clear();
+    LaunchLimits limits = limits_of(device);
     const bool loaded = on_device(device.index, report, [&] {
         for (const GrVariant& row : kGrVariants) {
             const std::string call = std::string("loading the kernels of ") + row.name;
-            const int code = fused_gr_prepare(row.value, limits_of(device));
+            const int code = fused_gr_prepare(row.value, &limits);
             Report said;
             if (gate_call(code, call.c_str(), device.index, &said)) continue;
             if (fused_gr_has_own_gate(row.value)) {
@@ -292,6 +293,8 @@ bool load_kernels(Device& device, Report* report) {
         return true;
     });
     if (!loaded) device.load_error = report->text;
+    device.facts.overlaps = limits.overlaps;
+    device.facts.clusters = limits.clusters;
     device.loaded = loaded;
     return loaded;
 }

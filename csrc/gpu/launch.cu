@@ -305,6 +305,25 @@ bool read_group_runtime(const Launcher& launch, const GroupArgs& group, const No
            launch(kUpRuntime, dim3(grid_size(g.width / kQ8Block)), kRuntimeThreads, 0, group);
 }
 
+// The kernels in clusters for up to `tokens` tokens, where they fit.
+int prepare_clusters(int tokens, LaunchLimits* limits) {
+    if (!cluster_fits(tokens, *limits)) return 0;
+    const std::size_t down_bytes = cluster_down_bytes(tokens);
+    for (const StreamType type : {StreamType::Float32, StreamType::BFloat16}) {
+        const Kernel down = cluster_kernels(type, tokens, false).down.kernel;
+        if (const int code = allow_shared(down, down_bytes)) return code;
+        for (const bool quantise : {false, true}) {
+            const Kernel up = cluster_kernels(type, tokens, quantise).up.kernel;
+            if (const int code = allow_shared(up, cluster_up_asked(tokens, limits->shared_bytes))) return code;
+        }
+        int room = 0;
+        const int blocks = kDownClusters * kClusterBlocks;
+        if (const int code = cluster_room(down, blocks, kStreamThreads, down_bytes, kClusterBlocks, &room)) return code;
+        limits->clusters = limits->clusters && room > 0;
+    }
+    return 0;
+}
+
 }  // namespace
 
 bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, const LaunchLimits& limits, Stream stream,
@@ -336,11 +355,14 @@ bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, cons
     return true;
 }
 
-int fused_gr_prepare(int variant, const LaunchLimits& limits) {
-    const std::size_t shared_limit = limits.shared_bytes;
+int fused_gr_prepare(int variant, LaunchLimits* limits) {
+    const std::size_t shared_limit = limits->shared_bytes;
     for (const FixedKernel& fixed : kFixedKernels) {
         if (fixed.variant != variant) continue;
-        if (const int code = preload(fixed.kernel)) return code;
+        bool overlaps = false;
+        if (const int code = preload(fixed.kernel, &overlaps)) return code;
+        limits->overlaps = limits->overlaps && overlaps;
+        limits->clusters = limits->clusters && overlaps;
     }
     if (variant == kHcRuntimeGeometry) return 0;
     if (variant == kHcStream) {
@@ -349,16 +371,7 @@ int fused_gr_prepare(int variant, const LaunchLimits& limits) {
             const StreamKernels kernels = stream_kernels(tokens);
             if (const int code = allow_shared(kernels.down.kernel, stream_down_bytes(tokens))) return code;
             if (const int code = allow_shared(kernels.up.kernel, stream_up_bytes(tokens))) return code;
-            if (!cluster_fits(tokens, limits)) continue;
-            for (const StreamType type : {StreamType::Float32, StreamType::BFloat16}) {
-                const std::size_t up_bytes = cluster_up_asked(tokens, shared_limit);
-                const Kernel down = cluster_kernels(type, tokens, false).down.kernel;
-                if (const int code = allow_shared(down, cluster_down_bytes(tokens))) return code;
-                for (const bool quantise : {false, true}) {
-                    const Kernel up = cluster_kernels(type, tokens, quantise).up.kernel;
-                    if (const int code = allow_shared(up, up_bytes)) return code;
-                }
-            }
+            if (const int code = prepare_clusters(tokens, limits)) return code;
         }
         return 0;
     }

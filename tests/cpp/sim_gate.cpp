@@ -267,6 +267,8 @@ constexpr PlantedFault kFaults[] = {
     {"split alone wrong", Fault::kFlippedBit, kSplit, 3, "gfx1201", "p4", "split"},
     {"split and staged wrong", Fault::kFlippedBit, kSplit | kStaged, 3, "gfx1201", "plain", "split"},
     {"stream: wrong arithmetic", Fault::kWrongArithmetic, kStream, 0, "sm_90", "staged", "stream", "stream"},
+    {"stream without clusters: wrong arithmetic", Fault::kWrongArithmetic, kStream, 0, "sm_75", "staged", "stream",
+     "stream"},
     {"stream: stale q8_1 counter", Fault::kStaleCounter, kStream, 0, "sm_90", "staged", "stream", "stream"},
     {"stream: flipped bit in residual_out", Fault::kFlippedBit, kStream, 2, "sm_90", "staged", "stream", "auto"},
     {"tiled: wrong arithmetic", Fault::kWrongArithmetic, kTiled, 0, "gfx1201", "staged", "tiled", "2"},

@@ -215,7 +215,9 @@ class OpenCard {
         sim::set_device(device);
         sim::device_card(device, &card);
         CHECK(query_device(device, &facts) == 0, card.arch);
-        for (const GrVariant& row : kGrVariants) CHECK(fused_gr_prepare(row.value, limits()) == 0, row.name);
+        LaunchLimits left = limits();
+        for (const GrVariant& row : kGrVariants) CHECK(fused_gr_prepare(row.value, &left) == 0, row.name);
+        CHECK(left.overlaps == facts.overlaps && left.clusters == facts.clusters, card.arch);
     }
     ~OpenCard() { sim::withdraw(device); }
     OpenCard(const OpenCard&) = delete;
@@ -337,8 +339,11 @@ void check_read(OpenCard& card, const Inputs& in, int variant, int columns, std:
     Array<char> scratch(static_cast<std::size_t>(scratch_bytes(in.geometry, tokens)));
     card.lend(in, out, scratch);
     if (options.in_place) {
-        const std::size_t bytes = size(tokens, in.geometry.depth()) * sizeof(float);
-        std::memcpy(out.residual_out.data(), in.residual.data(), bytes);
+        const bool is_bf16 = options.stream_type == StreamType::BFloat16;
+        const std::size_t bytes =
+            size(tokens, in.geometry.depth()) * static_cast<std::size_t>(element_bytes(options.stream_type));
+        std::memcpy(out.residual_out.data(),
+                    is_bf16 ? static_cast<const void*>(in.residual_bf16.data()) : in.residual.data(), bytes);
         sim::withdraw(card.device);
         sim::declare(card.device, "residual, in place", out.residual_out.data(), bytes, true, true);
         card.lend(in, out, scratch);
@@ -415,9 +420,11 @@ void check_stream(const char* lanes) {
     const Inputs in = make_inputs(kModelGeometry, 11);
     const Outputs expected[] = {cpu_answer(in, false), cpu_answer(in, true)};
     // Shared memory for all instances, for four tokens, for two.
+    // The last has clusters for two tokens only, so that one read takes both ways.
     const char* const cards[] = {wave64 ? "sm_90,64,232448,4" : "sm_90", wave64 ? "gfx942" : "gfx1201",
-                                 wave64 ? "gfx90a,64,49152,4" : "gfx1201,32,49152,4"};
-    for (std::uint64_t seed = 0; seed < 3; ++seed) {
+                                 wave64 ? "gfx90a,64,49152,4" : "gfx1201,32,49152,4",
+                                 wave64 ? "sm_90,64,101376,4" : "sm_120"};
+    for (std::uint64_t seed = 0; seed < 4; ++seed) {
         OpenCard card(cards[seed], seed);
         for (const std::int64_t tokens : {1, 2, 3, 4, 5, 8, 11}) {
             for (const bool fold : {false, true}) {
@@ -432,6 +439,7 @@ void check_stream(const char* lanes) {
         const Outputs expected_bf16 = cpu_answer(in, true, StreamType::BFloat16);
         const Options in_place{true, true, true, StreamType::Float32, true};
         for (const bool clusters : {false, true}) {
+            if (clusters && !card.facts.clusters) continue;
             check_read(card, in, kHcStream, 16, 6, bf16, expected_bf16, clusters);
             check_read(card, in, kHcStream, 16, 7, in_place, expected[1], clusters);
         }
@@ -510,7 +518,8 @@ void check_strict() {
     const Inputs small = make_inputs({96, 3, 24}, few);
     const Outputs small_answer = cpu_answer(small, true);
     const Inputs stream = make_inputs(kModelGeometry, 7);
-    const Outputs stream_answer = cpu_answer(stream, true);
+    const Outputs stream_answer = cpu_answer(stream, true), stream_unfolded_answer = cpu_answer(stream, false);
+    const Outputs stream_bf16_answer = cpu_answer(stream, true, StreamType::BFloat16);
     const Options bf16{true, true, true, StreamType::BFloat16};
     const Outputs small_bf16_answer = cpu_answer(small, true, StreamType::BFloat16);
     for (const char* name : {"sm_90", "gfx942"}) {
@@ -535,6 +544,9 @@ void check_strict() {
         for (const int variant : {kHcPlain, kHcSplit, kHcStream}) {
             check_read(card, stream, variant, 16, 3, in_place, stream_answer);
         }
+        check_read(card, stream, kHcStream, 16, 2, {false, false, false}, stream_unfolded_answer);
+        check_read(card, stream, kHcStream, 16, 4, {true, true, false, StreamType::BFloat16, true}, stream_bf16_answer);
+        check_read(card, stream, kHcStream, 16, 7, bf16, stream_bf16_answer);
         for (const int variant : {kHcStaged, kHcRegisterHalf, kHcTiled}) {
             check_read(card, stream, variant, 16, 7, {true, true, true}, stream_answer);
         }

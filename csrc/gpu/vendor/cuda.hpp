@@ -128,7 +128,8 @@ __device__ __forceinline__ unsigned shared_address(const void* place) {
     return static_cast<unsigned>(__cvta_generic_to_shared(place));
 }
 
-// By one thread of the block, before the barrier (and cluster_arrive()) that tell the others.
+// By one thread of the block, before the barrier (and cluster_arrive()) that tell the others. The fence shows the
+// object to copies and to other blocks; bytes that come before they are expected do no harm.
 __device__ __forceinline__ void expect_arrivals(Arrivals& arrivals, unsigned bytes) {
     if constexpr (kClusters) {
         const unsigned place = shared_address(&arrivals);
@@ -301,11 +302,30 @@ int allow_shared(void (*kernel)(Arguments...), std::size_t bytes) {
                                 cudaSharedmemCarveoutMaxShared);
 }
 
-// Loads `kernel` onto the current device, which a capture must not be the first to do.
+// Loads `kernel` onto the current device, which a capture must not be the first to do. `overlaps`, where asked for: its
+// code was compiled for cards that have overlapping launches and clusters, and not made by the driver from older code.
 template <class... Arguments>
-int preload(void (*kernel)(Arguments...)) {
+int preload(void (*kernel)(Arguments...), bool* overlaps = nullptr) {
     cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+    const int error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+    if (!error && overlaps != nullptr) *overlaps = attributes.ptxVersion >= 90;
+    return error;
+}
+
+// How many clusters of `cluster` such blocks the current device can run at once, with what else limits this process.
+template <class Arguments>
+int cluster_room(void (*kernel)(Arguments), int blocks, int block, std::size_t shared_bytes, int cluster, int* room) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(block));
+    config.dynamicSmemBytes = shared_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaOccupancyMaxActiveClusters(room, reinterpret_cast<const void*>(kernel), &config);
 }
 
 template <class Arguments>

@@ -238,11 +238,18 @@ int allow_shared(void (*kernel)(Arguments...), std::size_t bytes) {
     return hipFuncSetAttribute(function, hipFuncAttributePreferredSharedMemoryCarveout, 100);
 }
 
-// Loads `kernel` onto the current device, which a capture must not be the first to do.
+// Loads `kernel` onto the current device, which a capture must not be the first to do. No launches overlap.
 template <class... Arguments>
-int preload(void (*kernel)(Arguments...)) {
+int preload(void (*kernel)(Arguments...), bool* overlaps = nullptr) {
+    if (overlaps != nullptr) *overlaps = false;
     hipFuncAttributes attributes;
     return hipFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+}
+
+template <class Arguments>
+int cluster_room(void (*)(Arguments), int, int, std::size_t, int, int* room) {
+    *room = 0;
+    return 0;
 }
 
 template <class Arguments>

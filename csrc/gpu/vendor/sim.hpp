@@ -200,8 +200,16 @@ int allow_shared(void (*kernel)(Arguments...), std::size_t bytes) {
 }
 
 template <class... Arguments>
-int preload(void (*kernel)(Arguments...)) {
+int preload(void (*kernel)(Arguments...), bool* overlaps = nullptr) {
+    if (overlaps != nullptr) *overlaps = true;
     return sim::preload(reinterpret_cast<const void*>(kernel));
+}
+
+// The blocks of a cluster always have room.
+template <class Arguments>
+int cluster_room(void (*)(Arguments), int, int, std::size_t, int, int* room) {
+    *room = 1;
+    return 0;
 }
 
 // Calls the kernel as a thread of the card. Not seen by the strict card's detectors: the arguments are the launch's.
