@@ -16,8 +16,8 @@ bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, cons
                          Report* report);
 
 // Loads the kernels of `variant`, a value of kGrVariants, onto the current device and sets their attributes there: once
-// a device, before the first launch. Plain's come first: the others need some of them. Takes out of `limits` what the card
-// can do and the code that was loaded cannot, or nothing is left for. Returns the runtime's error code.
+// a device, before the first launch. Plain's come first: the others need some of them. Takes out of `limits` what the
+// card can do and the code that was loaded cannot, or nothing is left for. Returns the runtime's error code.
 int fused_gr_prepare(int variant, LaunchLimits* limits);
 
 // Runs the self-test (selftest.hpp) on `device` now and latches what it finds; `visit` is called for each comparison.
