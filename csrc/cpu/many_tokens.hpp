@@ -7,7 +7,6 @@
 
 #include <cstdint>
 
-#include "cpu/rows.hpp"
 #include "cpu/steps.hpp"
 
 namespace strata::cpu {
@@ -19,7 +18,17 @@ struct ManyTokens {
     using Words = typename V::Words;
     static constexpr int kVectors = 2;
     static constexpr int kRows = kVectors * V::kWidth;
-    using Rows = RowsOf<kRows>;
+
+    // In quads of rows `stride` apart.
+    struct Rows {
+        const std::uint16_t* quad[kRows / 4];
+        std::int64_t stride;
+    };
+
+    // Value `index` of token t of the group.
+    static void put(const Activations& x, const Group& group, int t, std::int64_t index, float value) {
+        x.at(group, index / kChunk)[t * kChunk + index % kChunk] = value;
+    }
 
     // Of the rows of the first one or two `vectors`. finish(group, sums): sums[t * vectors + v] are those of token t of
     // the group and vector v of the rows. `jump` weights on are the rows that follow.

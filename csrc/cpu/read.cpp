@@ -106,7 +106,7 @@ const char* paths() { return available().names.c_str(); }
 const char* default_path() { return available().fastest->name; }
 
 std::int64_t scratch_size(const Geometry& geometry, std::int64_t tokens) {
-    const std::int64_t floats = geometry.depth() + geometry.rank;
+    const std::int64_t floats = room(geometry.depth()) + room(geometry.rank);
     return (tokens < kPassTokens ? tokens : kPassTokens) * floats * static_cast<std::int64_t>(sizeof(float));
 }
 
@@ -124,7 +124,7 @@ bool read(const ReadArgs& args, const char* path, ParallelFor parallel_for, Repo
         const std::int64_t values = part.count * g.depth();
         const Pass pass{move_to(args, part.first, part.count),
                         {scratch, g.depth() / kChunk, part.count},
-                        {scratch + values, g.rank / kChunk, part.count}};
+                        {scratch + part.count * room(g.depth()), g.rank / kChunk, part.count}};
         run(pass, steps->norm, norm_units(pass), values, parallel_for);
         run(pass, steps->down, down_units(pass.args), values * g.rank, parallel_for);
         run(pass, steps->up, up_units(pass.args), values * g.rank, parallel_for);

@@ -15,7 +15,6 @@ struct Vector256 {
     static Floats zero() { return _mm256_setzero_ps(); }
     static Floats broadcast(float v) { return _mm256_set1_ps(v); }
     static Floats load(const float* p) { return _mm256_loadu_ps(p); }
-    static Floats load_chunks(const float* const (&at)[1], std::int64_t offset) { return load(at[0] + offset); }
     static Floats canonical(Floats v) {
         return _mm256_blendv_ps(v, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(kNanBits))),
                                 _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
@@ -41,6 +40,57 @@ struct Vector256 {
             transpose(words[k]);
         }
     }
+
+    // Few tokens: a bundle of a row, its word w of the chunks into words[w].
+    __attribute__((always_inline)) static void load(const std::uint16_t* row, Words (&words)[4]) {
+        for (int i = 0; i < 4; ++i) words[i] = _mm256_loadu_si256(reinterpret_cast<const Words*>(row + 16 * i));
+        transpose(words);
+    }
+    static std::int64_t element(std::int64_t chunk) { return chunk % 2 * 4 + chunk / 2; }
+
+    // Activations of a bundle: element e of its chunks into dealt[e].
+    static void deal(const float* values, Floats (&dealt)[kChunk]) {
+        Words low[4], high[4];
+        for (int i = 0; i < 4; ++i) {
+            const Words a = _mm256_loadu_si256(reinterpret_cast<const Words*>(values + 16 * i));
+            const Words b = _mm256_loadu_si256(reinterpret_cast<const Words*>(values + 16 * i + 8));
+            low[i] = _mm256_permute2x128_si256(a, b, 0x20);
+            high[i] = _mm256_permute2x128_si256(a, b, 0x31);
+        }
+        transpose(low);
+        transpose(high);
+        for (int i = 0; i < 4; ++i) {
+            dealt[i] = _mm256_castsi256_ps(low[i]);
+            dealt[i + 4] = _mm256_castsi256_ps(high[i]);
+        }
+    }
+
+    // Of a bundle of which `count` weights are there, the rest being 0.
+    static std::int64_t part(std::int64_t count) { return count; }
+    static void load_part(const std::uint16_t* row, std::int64_t count, Words (&words)[4]) {
+        std::uint16_t copy[kWidth * kChunk] = {};
+        std::memcpy(copy, row, static_cast<std::size_t>(count) * sizeof *row);
+        load(copy, words);
+    }
+    static constexpr int kOtherTail = 0;  // no two rows share a vector
+
+    // The last three stages of the xor tree, of a row in each of kWidth vectors kApart apart.
+    template <int kApart>
+    static Floats tree(const Floats* rows) {
+        Floats v[4];
+        for (int i = 0; i < 4; ++i) {
+            const __m256d a = _mm256_castps_pd(rows[2 * i * kApart]), b = _mm256_castps_pd(rows[(2 * i + 1) * kApart]);
+            v[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)) + _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
+        }
+        for (int i = 0; i < 2; ++i) {
+            v[i] = _mm256_shuffle_ps(v[2 * i], v[2 * i + 1], 0x88) + _mm256_shuffle_ps(v[2 * i], v[2 * i + 1], 0xdd);
+        }
+        return _mm256_permute2f128_ps(v[0], v[1], 0x20) + _mm256_permute2f128_ps(v[0], v[1], 0x31);
+    }
+
+    // Rows of few tokens that are read together. (One from 5 tokens on, so that all dots stay in registers: a fifth
+    // slower at 5 and 6, as fast at 8.)
+    static constexpr int rows_abreast(int tokens) { return tokens > 2 ? 2 : 4; }
 
   private:
     // 4 x 4 words within each half.

@@ -16,11 +16,6 @@ struct Vector512 {
     static Floats zero() { return _mm512_setzero_ps(); }
     static Floats broadcast(float v) { return _mm512_set1_ps(v); }
     static Floats load(const float* p) { return _mm512_loadu_ps(p); }
-    // Two chunks, each `offset` values from where `at` says.
-    static Floats load_chunks(const float* const (&at)[2], std::int64_t offset) {
-        return _mm512_maskz_insertf32x8(kAll, _mm512_castps256_ps512(_mm256_loadu_ps(at[0] + offset)),
-                                        _mm256_loadu_ps(at[1] + offset), 1);
-    }
     static Floats canonical(Floats v) {
         return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), v,
                                     _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(kNanBits))));
@@ -62,6 +57,85 @@ struct Vector512 {
         }
         for (auto& chunk : words) transpose(chunk);
     }
+
+    // Few tokens: a bundle of a row, its word w of the chunks into words[w].
+    __attribute__((always_inline)) static void load(const std::uint16_t* row, Words (&words)[4]) {
+        for (int i = 0; i < 4; ++i) words[i] = _mm512_loadu_si512(row + 32 * i);
+        transpose(words);
+    }
+    static std::int64_t element(std::int64_t chunk) { return chunk % 4 * 4 + chunk / 4; }
+
+    // Activations of a bundle: element e of its chunks into dealt[e].
+    static void deal(const float* values, Floats (&dealt)[kChunk]) {
+        Words low[4], high[4];
+        for (int i = 0; i < 4; ++i) {
+            const Words a = _mm512_loadu_si512(values + 32 * i), b = _mm512_loadu_si512(values + 32 * i + 16);
+            low[i] = _mm512_maskz_shuffle_i32x4(kAll, a, b, 0x88);
+            high[i] = _mm512_maskz_shuffle_i32x4(kAll, a, b, 0xdd);
+        }
+        transpose(low);
+        transpose(high);
+        for (int i = 0; i < 4; ++i) {
+            dealt[i] = _mm512_castsi512_ps(low[i]);
+            dealt[i + 4] = _mm512_castsi512_ps(high[i]);
+        }
+    }
+
+    // Of a bundle of which `count` weights are there, the rest being 0.
+    struct Part {
+        __mmask16 mask[4];
+    };
+    static Part part(std::int64_t count) {
+        Part part;
+        for (int i = 0; i < 4; ++i) {
+            const std::int64_t words = count / 2 - 16 * i;
+            part.mask[i] = static_cast<__mmask16>(words >= 16 ? 0xffffu : words <= 0 ? 0u : (1u << words) - 1u);
+        }
+        return part;
+    }
+    __attribute__((always_inline)) static void load_part(const std::uint16_t* row, const Part& part,
+                                                         Words (&words)[4]) {
+        for (int i = 0; i < 4; ++i) words[i] = _mm512_maskz_loadu_epi32(part.mask[i], row + 32 * i);
+        transpose(words);
+    }
+
+    // Half a bundle at most of row a, in the elements where that is in a whole one, and of row b, kOtherTail farther.
+    static constexpr int kOtherTail = 2;
+    __attribute__((always_inline)) static void load_tails(const std::uint16_t* a, const std::uint16_t* b,
+                                                          const Part& part, Words (&words)[4]) {
+        for (int i = 0; i < 2; ++i) {
+            words[i] = _mm512_maskz_loadu_epi32(part.mask[i], a + 32 * i);
+            words[i + 2] = _mm512_maskz_loadu_epi32(part.mask[i], b + 32 * i);
+        }
+        transpose(words);
+    }
+    static void add_tails(Floats& a, Floats& b, Floats dots) {
+        a = _mm512_mask_add_ps(a, 0x3333, a, dots);
+        b = _mm512_mask_add_ps(b, 0x3333, b, _mm512_maskz_shuffle_ps(kAll, dots, dots, 0x4e));
+    }
+
+    // The last four stages of the xor tree, of a row in each of kWidth vectors kApart apart.
+    template <int kApart>
+    static Floats tree(const Floats* rows) {
+        Floats v[8];
+        for (int i = 0; i < 8; ++i) {
+            const __m512d a = _mm512_castps_pd(rows[2 * i * kApart]), b = _mm512_castps_pd(rows[(2 * i + 1) * kApart]);
+            v[i] = _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(kAll64, a, b)) +
+                   _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(kAll64, a, b));
+        }
+        for (int i = 0; i < 4; ++i) {
+            v[i] = _mm512_maskz_shuffle_ps(kAll, v[2 * i], v[2 * i + 1], 0x88) +
+                   _mm512_maskz_shuffle_ps(kAll, v[2 * i], v[2 * i + 1], 0xdd);
+        }
+        for (int i = 0; i < 2; ++i) {
+            v[i] = _mm512_maskz_shuffle_f32x4(kAll, v[2 * i], v[2 * i + 1], 0x44) +
+                   _mm512_maskz_shuffle_f32x4(kAll, v[2 * i], v[2 * i + 1], 0xee);
+        }
+        return _mm512_maskz_shuffle_f32x4(kAll, v[0], v[1], 0x88) + _mm512_maskz_shuffle_f32x4(kAll, v[0], v[1], 0xdd);
+    }
+
+    // Rows of few tokens that are read together: 16 dots and what they are made of fit into the registers.
+    static constexpr int rows_abreast(int tokens) { return tokens > 4 ? 2 : 4; }
 
   private:
     // All elements, as a mask: GCC 12 warns about its own headers in the forms without one. The code is the same.

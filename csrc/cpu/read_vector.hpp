@@ -1,10 +1,8 @@
 // The read over vectors of V::kWidth floats, for the files that are compiled for a larger instruction set.
 //
-// An element of a vector is a row of weights: a transpose in registers brings the same two weights of kWidth rows into
-// one vector, and an activation is broadcast to them all. So the chains, lanes and trees of the contract are plain
-// vector operations, and any number of chunks will do. (With the contract's lanes as elements instead, ragged rows need
-// masks, the trees need shuffles, and each pair of rows reads all activations again: at 8 tokens it took twice as
-// long.)
+// An element of a vector is a lane of the contract where there are few tokens, which leaves the weights in the order in
+// which they are read (few_tokens.hpp), and a row of weights where there are many, which leaves the activations so and
+// needs no trees within vectors (many_tokens.hpp).
 //
 // All that is done to one value at a time (exp, the fold, q8_1) is the contract's scalar code in loops of a
 // fixed length, which compilers vectorise (GCC only with -fno-trapping-math, which changes no value).
@@ -103,16 +101,52 @@ struct VectorRead {
                     reciprocal_rms(square_sum(pass.template streams<Element>() + stream * width, width), width, a.eps);
                 a.rs[stream] = canonical(rs[t]);
             }
-            const float* gain = a.w_norm + c * width;
-            const Element* first = pass.template streams<Element>() + (group.first * streams + c) * width;
-            for (std::int64_t i = 0; i < width; i += kChunk) {
-                float* xn = pass.xn.at(group, (c * width + i) / kChunk);
-                for (int t = 0; t < group.count; ++t) {
-                    const Element* stream = first + t * streams * width + i;
-                    float chunk[kChunk];
-                    for (int e = 0; e < kChunk; ++e) chunk[e] = (value_of(stream[e]) * gain[i + e]) * rs[t];
-                    std::memcpy(xn + t * kChunk, chunk, sizeof chunk);
-                }
+            for (int t = 0; t < group.count && a.tokens <= kFewTokens; ++t) {
+                normalise_few<Element>(pass, group, t, c, rs[t]);
+            }
+            if (a.tokens > kFewTokens) normalise_many<Element>(pass, group, c, rs);
+        }
+    }
+
+    // xn from column d of stream c on.
+    template <int kCount, class Element>
+    static void normalise(const Pass& pass, std::int64_t token, std::int64_t c, std::int64_t d, float rs, float* xn) {
+        const Geometry& g = pass.args.geometry;
+        const Element* stream = pass.template streams<Element>() + (token * g.streams + c) * g.width + d;
+        const float* gain = pass.args.w_norm + c * g.width + d;
+        float out[kCount];  // the compiler would otherwise see loads after stores
+        for (int i = 0; i < kCount; ++i) out[i] = (value_of(stream[i]) * gain[i]) * rs;
+        std::memcpy(xn, out, sizeof out);
+    }
+
+    // Bundle by bundle, but chunk by chunk where one has chunks of two streams.
+    template <class Element>
+    static void normalise_few(const Pass& pass, const Group& group, int t, std::int64_t c, float rs) {
+        using Sums = FewTokens<V>;
+        const Geometry& g = pass.args.geometry;
+        for (std::int64_t d = 0; d < g.width;) {
+            const std::int64_t index = c * g.width + d;
+            float xn[Sums::kBundle];
+            if (index % Sums::kBundle == 0 && d + Sums::kBundle <= g.width) {
+                normalise<Sums::kBundle, Element>(pass, t, c, d, rs, xn);
+                Sums::put_bundle(pass.xn, group, t, index / Sums::kBundle, xn);
+                d += Sums::kBundle;
+            } else {
+                normalise<kChunk, Element>(pass, t, c, d, rs, xn);
+                for (int e = 0; e < kChunk; ++e) Sums::put(pass.xn, group, t, index + e, xn[e]);
+                d += kChunk;
+            }
+        }
+        if (t == 0 && c == g.streams - 1) Sums::pad(pass.xn, group);
+    }
+
+    template <class Element>
+    static void normalise_many(const Pass& pass, const Group& group, std::int64_t c, const float* rs) {
+        const std::int64_t width = pass.args.geometry.width;
+        for (std::int64_t d = 0; d < width; d += kChunk) {
+            float* xn = pass.xn.at(group, (c * width + d) / kChunk);
+            for (int t = 0; t < group.count; ++t) {
+                normalise<kChunk, Element>(pass, group.first + t, c, d, rs[t], xn + t * kChunk);
             }
         }
     }
@@ -126,10 +160,46 @@ struct VectorRead {
     }
 
     // -----------------------------------------------------------------------------------------------------------
-    // Down. `Sums` is FewTokens or ManyTokens.
+    // Down
 
-    template <class Sums>
-    static void down_by(const Pass& pass, std::int64_t begin, std::int64_t end) {
+    static void down_few(const Pass& pass, std::int64_t begin, std::int64_t end) {
+        using Sums = FewTokens<V>;
+        using Rows = typename Sums::Rows;
+        const ReadArgs& a = pass.args;
+        const std::int64_t depth = a.geometry.depth();
+        const std::int64_t rank = a.geometry.rank;
+        const std::int64_t last = end * kRowsPerUnit < down_rows(a) ? end * kRowsPerUnit : down_rows(a);
+        const std::int64_t last_gate = last < rank ? last : rank;
+        const auto count = [](std::int64_t left) { return left < Sums::kRows ? left : std::int64_t{Sums::kRows}; };
+        const auto rows_at = [&](std::int64_t row) -> Rows {
+            if (row < last_gate) return {a.w_down + row * depth, depth, count(last_gate - row)};
+            if (row < last) return {a.w_inject + (row - rank) * depth, depth, count(last - row)};
+            // What up begins with, where threads share its rows as they share those of down.
+            const std::int64_t column = begin * up_units(a) / down_units(a) * kQ8Block;
+            return {a.w_up + column * rank, rank, Sums::kRows};
+        };
+        std::int64_t row = begin * kRowsPerUnit;
+        while (row < last) {
+            const Rows rows = rows_at(row);
+            Sums::sum(pass, pass.xn, rows, rows_at(row + rows.count), [&](const Group& group, const Floats* sums) {
+                for (int t = 0; t < group.count; ++t) {
+                    if (row < last_gate) {
+                        finish_gates<Sums>(pass, group, t, row, rows.count, sums[t]);
+                        continue;
+                    }
+                    float raw[kWidth];
+                    V::store(raw, sums[t]);
+                    float* const inject = a.inject + t * a.geometry.streams + row - rank;
+                    for (std::int64_t r = 0; r < rows.count; ++r) inject[r] = canonical(raw[r]);
+                }
+            });
+            row += rows.count;
+        }
+        if (begin == 0) Sums::pad(pass.lo, pass.group(0));
+    }
+
+    static void down_many(const Pass& pass, std::int64_t begin, std::int64_t end) {
+        using Sums = ManyTokens<V>;
         const ReadArgs& a = pass.args;
         const std::int64_t depth = a.geometry.depth();
         const std::int64_t rank = a.geometry.rank;
@@ -150,7 +220,7 @@ struct VectorRead {
             Sums::sum(pass, pass.xn, rows, jump, vectors, [&](const Group& group, const Floats* sums) {
                 for (int i = 0; i < group.count * vectors; ++i) {
                     const int v = i % vectors;
-                    finish_gates(pass, group, i / vectors, row + v * kWidth, count - v * kWidth, sums[i]);
+                    finish_gates<Sums>(pass, group, i / vectors, row + v * kWidth, count - v * kWidth, sums[i]);
                 }
             });
         }
@@ -173,6 +243,7 @@ struct VectorRead {
     }
 
     // Gate rows from `row` on, `count` or kWidth of them, for token t of the group.
+    template <class Sums>
     static void finish_gates(const Pass& pass, const Group& group, int t, std::int64_t row, std::int64_t count,
                              Floats sums) {
         const ReadArgs& a = pass.args;
@@ -182,8 +253,7 @@ struct VectorRead {
         float* const out = a.lo + (group.first + t) * a.geometry.rank + row;
         for (std::int64_t r = 0; r < kWidth && r < count; r += kRowsPerUnit) {
             std::memcpy(out + r, lo + r, kRowsPerUnit * sizeof(float));
-            std::memcpy(pass.lo.at(group, (row + r) / kChunk) + t * kChunk + (row + r) % kChunk, lo + r,
-                        kRowsPerUnit * sizeof(float));
+            for (std::int64_t i = r; i < r + kRowsPerUnit; ++i) Sums::put(pass.lo, group, t, row + i, lo[i]);
         }
     }
 
@@ -208,8 +278,29 @@ struct VectorRead {
     }
 
     // Stream by stream, so that the rows come in the order in which they lie in memory; `mixed` has the sums so far.
-    template <class Sums>
-    static void up_by(const Pass& pass, std::int64_t begin, std::int64_t end) {
+
+    static void up_few(const Pass& pass, std::int64_t begin, std::int64_t end) {
+        using Sums = FewTokens<V>;
+        using Rows = typename Sums::Rows;
+        const Geometry& g = pass.args.geometry;
+        const std::int64_t first = begin * kQ8Block, last = end * kQ8Block;
+        const auto rows_at = [&](std::int64_t c, std::int64_t d) -> Rows {
+            const bool here = d < last;
+            const std::int64_t row = (here ? c : c + 1) * g.width + (here ? d : first);
+            if (row >= g.depth()) return {pass.args.w_up, 0, 0};
+            return {pass.args.w_up + row * g.rank, g.rank, Sums::kRows};
+        };
+        for (std::int64_t c = 0; c < g.streams; ++c) {
+            for (std::int64_t d = first; d < last; d += Sums::kRows) {
+                Sums::sum(pass, pass.lo, rows_at(c, d), rows_at(c, d + Sums::kRows),
+                          [&](const Group& group, const Floats* sums) { mix<1>(pass, group, c, d, sums); });
+            }
+        }
+        quantise_blocks(pass, begin, end);
+    }
+
+    static void up_many(const Pass& pass, std::int64_t begin, std::int64_t end) {
+        using Sums = ManyTokens<V>;
         const ReadArgs& a = pass.args;
         const std::int64_t width = a.geometry.width;
         const std::int64_t rank = a.geometry.rank;
@@ -225,6 +316,12 @@ struct VectorRead {
                           [&](const Group& group, const Floats* sums) { mix<kVectors>(pass, group, c, d, sums); });
             }
         }
+        quantise_blocks(pass, begin, end);
+    }
+
+    static void quantise_blocks(const Pass& pass, std::int64_t begin, std::int64_t end) {
+        const ReadArgs& a = pass.args;
+        const std::int64_t width = a.geometry.width;
         if (a.q8_1 == nullptr) return;
         for (std::int64_t token = 0; token < a.tokens; ++token) {
             for (std::int64_t unit = begin; unit < end; ++unit) {
@@ -234,9 +331,18 @@ struct VectorRead {
         }
     }
 
-    // Adds stream c to `mixed`, from column `d` on as many as there are in kVectors vectors.
+    // Adds stream c to `mixed`, from column d on as many as there are in kVectors vectors.
     template <int kVectors>
     static void mix(const Pass& pass, const Group& group, std::int64_t c, std::int64_t d, const Floats* sums) {
+        if (pass.args.stream_type == StreamType::BFloat16) {
+            mix_of<kVectors, std::uint16_t>(pass, group, c, d, sums);
+        } else {
+            mix_of<kVectors, float>(pass, group, c, d, sums);
+        }
+    }
+
+    template <int kVectors, class Element>
+    static void mix_of(const Pass& pass, const Group& group, std::int64_t c, std::int64_t d, const Floats* sums) {
         const ReadArgs& a = pass.args;
         const std::int64_t width = a.geometry.width;
         const std::int64_t streams = a.geometry.streams;
@@ -246,28 +352,31 @@ struct VectorRead {
             V::store(gate, sums[i]);
             for (int r = 0; r < kWidth; ++r) gate[r] = sigmoid(gate[r]);
         }
-        for (int v = 0; v < kVectors; ++v) {
-            const float* xn[kWidth / kChunk];
-            const std::int64_t chunk = (c * width + d) / kChunk + v * (kWidth / kChunk);
-            for (int i = 0; i < kWidth / kChunk; ++i) xn[i] = pass.xn.at(group, chunk + i);
-            for (int t = 0; t < group.count; ++t) {
-                float* const mixed = a.mixed + (group.first + t) * width + d + v * kWidth;
-                const Floats gate = V::load(gates + (t * kVectors + v) * kWidth);
-                const Floats x = V::load_chunks(xn, t * kChunk);
-                Floats mix = c == 0 ? x * gate : V::fma(x, gate, V::load(mixed));
-                if (c == streams - 1) mix = V::canonical(mix / V::broadcast(static_cast<float>(streams)));
-                V::store(mixed, mix);
-            }
+        for (int i = 0; i < group.count * kVectors; ++i) {
+            const std::int64_t token = group.first + i / kVectors;
+            const std::int64_t column = d + i % kVectors * kWidth;
+            const std::int64_t stream = token * streams + c;
+            float* const mixed = a.mixed + token * width + column;
+            // A line of each token at a time is no stream that hardware sees (8 tokens: up takes a twentieth longer).
+            const Element* const next = pass.template streams<Element>() + stream * width + column + kVectors * kWidth;
+            _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(mixed + kVectors * kWidth), _MM_HINT_T0);
+            float xn[kWidth];
+            normalise<kWidth, Element>(pass, token, c, column, a.rs[stream], xn);
+            const Floats gate = V::load(gates + i * kWidth);
+            Floats mix = c == 0 ? V::load(xn) * gate : V::fma(V::load(xn), gate, V::load(mixed));
+            if (c == streams - 1) mix = V::canonical(mix / V::broadcast(static_cast<float>(streams)));
+            V::store(mixed, mix);
         }
     }
 
     // -----------------------------------------------------------------------------------------------------------
 
     static void down(const Pass& pass, std::int64_t begin, std::int64_t end) {
-        (pass.args.tokens <= kFewTokens ? down_by<FewTokens<V>> : down_by<ManyTokens<V>>)(pass, begin, end);
+        (pass.args.tokens <= kFewTokens ? down_few : down_many)(pass, begin, end);
     }
     static void up(const Pass& pass, std::int64_t begin, std::int64_t end) {
-        (pass.args.tokens <= kFewTokens ? up_by<FewTokens<V>> : up_by<ManyTokens<V>>)(pass, begin, end);
+        (pass.args.tokens <= kFewTokens ? up_few : up_many)(pass, begin, end);
     }
 };
 

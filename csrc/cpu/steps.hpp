@@ -12,6 +12,12 @@ namespace strata::cpu {
 // pass, 512 tokens took as long.)
 inline constexpr int kPassTokens = 64;
 
+// Activations have room for a multiple of so many values a token: the chunks of a vector of lanes (few_tokens.hpp).
+inline constexpr std::int64_t kRoomMultiple = 16 * kChunk;
+constexpr std::int64_t room(std::int64_t values) {
+    return (values + kRoomMultiple - 1) / kRoomMultiple * kRoomMultiple;
+}
+
 // Tokens of a pass that meet a weight together.
 inline constexpr int kGroupTokens = 8;
 
@@ -34,7 +40,8 @@ constexpr int visited_lane(int visit) {
 }
 
 // What the rows of weights meet, of all tokens of a pass, group by group: where there are few tokens in the order of
-// the chunks, else lane by lane in the order of the visits. The tokens of a group lie side by side.
+// the chunks (but few_tokens.hpp has an order of its own), else lane by lane in the order of the visits. The tokens of
+// a group lie side by side.
 class Activations {
   public:
     Activations(float* data, std::int64_t chunks, std::int64_t tokens)
@@ -47,6 +54,7 @@ class Activations {
         }
     }
 
+    STRATA_HOST_DEVICE float* data() const { return data_; }
     // Of a token.
     STRATA_HOST_DEVICE std::int64_t chunks() const { return chunks_; }
     // Chunks that are a lane's own.
