@@ -77,11 +77,13 @@ struct FewTokens {
   private:
     static constexpr int kVectors = kLanes / kWidth;  // of the sums of a row
 
-    // Of long rows all read a part before the next one begins, so that the part's activations (16 kB; 48 kB with those
-    // that come next and sums) stay in the first cache.
-    static constexpr std::int64_t kPartWeights = 4096;
-    // Asked for so far ahead. (3,072 is better for one token by 2 %, 8,192 worse for eight by 3 %.)
+    // Long rows are read in parts, each by all rows before the next, so that its activations stay in the first cache;
+    // for so few tokens that these are little beside the weights, a row is read at once.
+    static constexpr std::int64_t kPartWeights = 512;
+    static constexpr int kAtOnce = 2;
+    // Asked for so far ahead.
     static constexpr std::int64_t kAheadWeights = 4096;
+
     static constexpr int kLine = 64 / sizeof(std::uint16_t);
     static constexpr int kLines = kBundle / kLine;
 
@@ -91,8 +93,8 @@ struct FewTokens {
         return V::kOtherTail > 0 && tail > 0 && tail <= kWidth / 2;
     }
 
-    // Rows that meet an activation together. Meanwhile asked[0], from bundle `turn` on asked[1], is asked for, each at
-    // the place of the bundle that is multiplied.
+    // Rows that meet an activation together, and what is asked for meanwhile, at the place of the bundle that is
+    // multiplied: asked[0], from bundle `turn` on asked[1].
     template <int kAbreast>
     struct Abreast {
         const std::uint16_t *at[kAbreast], *asked[2][kAbreast];
@@ -103,22 +105,19 @@ struct FewTokens {
     static void sum_of(const Activations& x, const Rows& rows, const Rows& follows, Floats* totals) {
         constexpr int kAbreast = V::rows_abreast(kTokens);
         constexpr std::int64_t kSteps = kRows / kAbreast;
-        constexpr std::int64_t kPart = kPartWeights / kTokens / kBundle;
+        constexpr std::int64_t kPart = kPartWeights / kBundle;
         constexpr std::int64_t kAhead = kAheadWeights / kAbreast / kBundle;
         const std::int64_t bundles = (x.chunks() + kWidth - 1) / kWidth;
         static_assert(kPart > 1, "a whole bundle in the last part");
-        const std::int64_t part = bundles < 2 * kPart ? bundles : kPart;
+        const std::int64_t part = kTokens <= kAtOnce || bundles < 2 * kPart ? bundles : kPart;
         Floats sums[kSteps][kAbreast * kTokens * kVectors], lanes[kRows * kTokens];
         for (std::int64_t begin = 0, end; begin < bundles; begin = end) {
             end = begin + 2 * part <= bundles ? begin + part : bundles;
             const std::int64_t length = end - begin;
-            // Asked for are the bundles `rest` farther in these rows or, of shorter parts, those of the rows `steps`
-            // steps later; of whole rows, those of the rows that follow.
-            const bool within = length > kAhead;
-            const std::int64_t rest = within ? kAhead : 0;
-            const std::int64_t steps = within                                        ? 0
-                                       : part == bundles || kAhead / length > kSteps ? kSteps
-                                                                                     : kAhead / length;
+            // Asked for is what comes `rest` bundles later in the same rows or, where a part is shorter, in the rows of
+            // `steps` steps later; where it is the whole row, in the rows that follow.
+            const std::int64_t rest = length > kAhead ? kAhead : 0;
+            const std::int64_t steps = rest > 0 ? 0 : part == bundles ? kSteps : kAhead / length;
             const auto later = [&](std::int64_t row) {
                 if (row < rows.count) return rows.first + row * rows.stride;
                 const std::int64_t r = row - rows.count;
@@ -262,8 +261,8 @@ struct FewTokens {
             for (int t = 0; t < kTokens; ++t) {
                 Floats activation = V::load(x + (e * kTokens + t) * kWidth);
                 if (kAbreast > 1) {
-                    // In a register, not loaded anew for each row. And lines are asked for one element after the other
-                    // (all at once: down at 8 tokens takes a tenth longer), which compilers do not see a reason for.
+                    // In a register, not loaded anew for each row. And the lines are asked for element by element, not
+                    // all at once where the compiler would have them (down at 8 tokens takes a tenth longer).
                     if (t == 0) {
                         asm volatile("" : "+v"(activation), "+r"(offset));
                     } else {

@@ -331,7 +331,8 @@ struct VectorRead {
         }
     }
 
-    // Adds stream c to `mixed`, from column d on as many as there are in kVectors vectors.
+    // Adds stream c to `mixed`, from column d on as many as there are in kVectors vectors. xn is computed once more: as
+    // norm keeps it for down it is in another order.
     template <int kVectors>
     static void mix(const Pass& pass, const Group& group, std::int64_t c, std::int64_t d, const Floats* sums) {
         if (pass.args.stream_type == StreamType::BFloat16) {

@@ -21,9 +21,9 @@ constexpr std::int64_t room(std::int64_t values) {
 // Tokens of a pass that meet a weight together.
 inline constexpr int kGroupTokens = 8;
 
-// Up to so many tokens, one group, the vector paths read each row of weights from end to end (few_tokens.hpp), beyond
-// lane by lane (many_tokens.hpp). One thread, AVX-512, the former and the latter: 4 tokens 0.53 and 0.87 ms, 8 tokens
-// 0.85 and 0.97; 9 tokens 1.06 in two passes and 1.03 in one, 16 tokens 1.68 and 1.37.
+// Up to so many tokens, one group, the vector paths read rows of weights from end to end (few_tokens.hpp), beyond lane
+// by lane (many_tokens.hpp). One thread, AVX-512, the former and the latter: 4 tokens 0.50 and 0.95 ms, 8 tokens 0.79
+// and 1.1; 9 tokens 1.2 in two passes and 1.1 in one, 16 tokens 1.6 and 1.4.
 inline constexpr int kFewTokens = kGroupTokens;
 
 struct Group {
