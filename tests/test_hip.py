@@ -59,14 +59,14 @@ SAME_CODE = {
     "cudaErrorExternalDevice": "hipErrorInvalidChannelDescriptor",
     "cudaErrorInvalidClusterSize": "hipErrorInvalidTexture",
 }
-# Codes that HIP does not have (for some of them torch's map makes up a name that is in no HIP header), and the launch
-# that may begin before the one ahead of it has ended.
+# Codes that HIP does not have (for some of them torch's map makes up a name that is in no HIP header), the launch that
+# may begin before the one ahead of it has ended, and clusters.
 NVIDIA_ONLY = {
     "cudaErrorContained", "cudaErrorHardwareStackError", "cudaErrorIllegalInstruction", "cudaErrorInvalidAddressSpace",
     "cudaErrorInvalidPc", "cudaErrorMisalignedAddress", "cudaErrorMpsClientTerminated", "cudaErrorTensorMemoryLeak",
     "cudaSharedmemCarveoutMaxShared",
     "cudaLaunchAttribute", "cudaLaunchAttributeProgrammaticStreamSerialization", "cudaLaunchConfig_t",
-    "cudaLaunchKernelExC",
+    "cudaLaunchKernelExC", "cudaLaunchAttributeClusterDimension", "cudaOccupancyMaxActiveClusters",
 }  # fmt: skip
 AMD_ONLY = {"hipErrorRuntimeMemory", "hipErrorRuntimeOther"}
 
