@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 
 #include "common/arithmetic.hpp"
 #include "common/backend.hpp"
 #include "common/geometry.hpp"
+#include "common/launch_plan.hpp"
 
 namespace strata {
 
@@ -23,15 +25,14 @@ struct SelftestCase {
 };
 
 inline constexpr int kSelftestFloat32Cases = kMaxTokens * 8;
-inline constexpr int kSelftestBFloat16Tokens[] = {1, 2, 4, 8};
-inline constexpr int kSelftestCases = kSelftestFloat32Cases + 4 * 4;
+inline constexpr int kSelftestCases = kSelftestFloat32Cases + 4 * static_cast<int>(std::size(kStreamInstances));
 
 constexpr SelftestCase selftest_case(int index) {
     if (index < kSelftestFloat32Cases) {
         return {1 + index / 8, StreamType::Float32, (index & 4) != 0, (index & 2) != 0, (index & 1) != 0};
     }
     const int bf16 = index - kSelftestFloat32Cases;
-    return {kSelftestBFloat16Tokens[bf16 / 4], StreamType::BFloat16, (bf16 & 2) != 0, true, (bf16 & 1) != 0};
+    return {kStreamInstances[bf16 / 4], StreamType::BFloat16, (bf16 & 2) != 0, true, (bf16 & 1) != 0};
 }
 
 // The outputs in the order in which hashes are kept.

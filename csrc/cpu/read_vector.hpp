@@ -101,10 +101,11 @@ struct VectorRead {
                     reciprocal_rms(square_sum(pass.template streams<Element>() + stream * width, width), width, a.eps);
                 a.rs[stream] = canonical(rs[t]);
             }
-            for (int t = 0; t < group.count && a.tokens <= kFewTokens; ++t) {
-                normalise_few<Element>(pass, group, t, c, rs[t]);
+            if (a.tokens > kFewTokens) {
+                normalise_many<Element>(pass, group, c, rs);
+                continue;
             }
-            if (a.tokens > kFewTokens) normalise_many<Element>(pass, group, c, rs);
+            for (int t = 0; t < group.count; ++t) normalise_few<Element>(pass, group, t, c, rs[t]);
         }
     }
 
@@ -277,8 +278,8 @@ struct VectorRead {
         std::memcpy(out + 4, q, sizeof q);
     }
 
-    // Stream by stream, so that the rows come in the order in which they lie in memory; `mixed` has the sums so far.
-
+    // Up, by either way stream by stream, so that the rows come in the order in which they lie in memory; `mixed` has
+    // the sums so far.
     static void up_few(const Pass& pass, std::int64_t begin, std::int64_t end) {
         using Sums = FewTokens<V>;
         using Rows = typename Sums::Rows;

@@ -62,8 +62,9 @@ __global__ void __launch_bounds__(kStreamThreads, kTokens <= 4 ? 2 : 1) gr_clust
         local_barrier();
         cluster_arrive();
         // The weights may still be written by the launch ahead, so they are asked for into the second-level cache only.
-        constexpr int kAsking = kStreamThreads - kLanes;  // the first of the threads that ask
-        if (thread >= kAsking && thread < kAsking + rows) prefetch(piece(thread - kAsking), kPieceBytes);
+        const int asked_row = thread - (kStreamThreads - kLanes);  // a thread of the last group's
+        const bool asks = asked_row >= 0 && asked_row < rows;
+        if (asks) prefetch(piece(asked_row), kPieceBytes);
         if (cluster == 0 && thread == 0) {
             prefetch(args.w_norm + stream * kWidth, static_cast<unsigned>(kWidth * sizeof(float)));
         }
@@ -96,9 +97,8 @@ __global__ void __launch_bounds__(kStreamThreads, kTokens <= 4 ? 2 : 1) gr_clust
                 first_written[k] = load_stream(block_out + (from + k) * kStreamFloat4s);
                 second_written[k] = load_stream(block_out + (from + k) * kStreamFloat4s + 1);
             }
-            if (from == 0 && thread >= kAsking && thread < kAsking + rows) {
-                copy_bulk(shared.weights[thread - kAsking], piece(thread - kAsking), kPieceBytes,
-                          shared.weights_arrive);
+            if (from == 0 && asks) {
+                copy_bulk(shared.weights[asked_row], piece(asked_row), kPieceBytes, shared.weights_arrive);
             }
             if (!folds) continue;
             const float gain = fold_gain(inject_prev, kStreams);

@@ -71,7 +71,8 @@ struct Device {
     VendorDevice facts{};
     bool gfx12 = false;
 
-    std::mutex check_mutex;           // held while kernels are loaded and while the self-test runs
+    std::mutex check_mutex;                              // held while kernels are loaded and while the self-test runs
+    std::atomic<bool> overlaps{false}, clusters{false};  // as facts says, less what the loaded code cannot do
     std::atomic<bool> loaded{false};  // every kernel but those of variants that have a gate of their own
     std::atomic<CheckState> state{CheckState::NotRun};
 
@@ -91,9 +92,7 @@ struct Device {
     std::string first_difference;
 };
 
-LaunchLimits limits_of(const Device& device) {
-    return {device.facts.shared_bytes, device.facts.overlaps, device.facts.clusters};
-}
+LaunchLimits limits_of(const Device& device) { return {device.facts.shared_bytes, device.overlaps, device.clusters}; }
 
 std::string selector_phrase(const Environment& env) {
     if (!env.present) return std::string(kSelectorVariable) + " is unset";
@@ -146,7 +145,7 @@ void say_choice(const Device& device, const SelftestResult& result, LogLines& li
         if (device.variant == kHcStream) {
             lines.add(LogLevel::Info, "%s:%d (%s): stream passed bitwise parity with plain and is selected",
                       kBackendName, device.index, arch);
-        } else if (fused_gr_candidate(env.want, device.gfx12, device.facts.overlaps) == kNoVariant) {
+        } else if (fused_gr_candidate(env.want, device.gfx12, device.overlaps) == kNoVariant) {
             lines.add(LogLevel::Info, "%s:%d (%s): launches do not overlap here, so %s=auto is %s", kBackendName,
                       device.index, arch, kSelectorVariable, variant_name(device.variant));
         } else {
@@ -229,6 +228,8 @@ Device* find_device(int index, Report* report) {
     });
     if (!asked) return nullptr;
     const Environment& env = environment();
+    device->overlaps = device->facts.overlaps;
+    device->clusters = device->facts.clusters;
     device->gfx12 = arch_is_gfx12(gate_architecture(device->facts.arch));
     device->variant = fused_gr_capped_at_staged(env.want);
     device->q8_columns = env.q8_wide ? kUpWide : kUpNarrow;
@@ -293,8 +294,8 @@ bool load_kernels(Device& device, Report* report) {
         return true;
     });
     if (!loaded) device.load_error = report->text;
-    device.facts.overlaps = limits.overlaps;
-    device.facts.clusters = limits.clusters;
+    device.overlaps = limits.overlaps;
+    device.clusters = limits.clusters;
     device.loaded = loaded;
     return loaded;
 }
@@ -322,7 +323,7 @@ bool run_check(Device& device, CheckVisitor visit, void* context, LogLines& line
         not_completed(device, lines, *report);
         return false;
     }
-    const int candidate = fused_gr_candidate(env.want, device.gfx12, device.facts.overlaps);
+    const int candidate = fused_gr_candidate(env.want, device.gfx12, device.overlaps);
     const auto unloaded = device.candidate_load_errors.find(candidate);
     const bool candidate_loaded = unloaded == device.candidate_load_errors.end();
     SelftestRequest request{};

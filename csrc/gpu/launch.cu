@@ -263,7 +263,17 @@ bool read_group(const Launcher& launch, const GroupArgs& group, const NormKernel
                   group);
 }
 
-bool read_group_stream(const Launcher& launch, const GroupArgs& group, const NormKernels& norm) {
+bool read_group_clusters(const Launcher& launch, const GroupArgs& group, StreamType type, std::size_t shared_limit) {
+    const int instance = stream_instance(group.tokens);
+    const StreamKernels kernels = cluster_kernels(type, group.tokens, group.q8_1 != nullptr);
+    return launch.clusters(kernels.down, kDownClusters * kClusterBlocks, kStreamThreads, cluster_down_bytes(instance),
+                           group, kClusterBlocks) &&
+           launch(kernels.up, dim3(kStreamUpBlocks), kStreamThreads, cluster_up_asked(instance, shared_limit), group);
+}
+
+bool read_group_stream(const Launcher& launch, const GroupArgs& group, const NormKernels& norm, StreamType type,
+                       const LaunchLimits& limits) {
+    if (cluster_fits(group.tokens, limits)) return read_group_clusters(launch, group, type, limits.shared_bytes);
     const int instance = stream_instance(group.tokens);
     const StreamKernels kernels = stream_kernels(group.tokens);
     const int asking_blocks = launch.overlapping() ? ByQuarters::kAskingBlocks / kStreams : 0;
@@ -273,14 +283,6 @@ bool read_group_stream(const Launcher& launch, const GroupArgs& group, const Nor
            launch(kernels.down, dim3(static_cast<unsigned>(kQuarters * row_groups)), kStreamThreads,
                   stream_down_bytes(instance), group) &&
            launch(kernels.up, dim3(kStreamUpBlocks), kStreamThreads, stream_up_bytes(instance), group);
-}
-
-bool read_group_clusters(const Launcher& launch, const GroupArgs& group, StreamType type, std::size_t shared_limit) {
-    const int instance = stream_instance(group.tokens);
-    const StreamKernels kernels = cluster_kernels(type, group.tokens, group.q8_1 != nullptr);
-    return launch.clusters(kernels.down, kDownClusters * kClusterBlocks, kStreamThreads, cluster_down_bytes(instance),
-                           group, kClusterBlocks) &&
-           launch(kernels.up, dim3(kStreamUpBlocks), kStreamThreads, cluster_up_asked(instance, shared_limit), group);
 }
 
 bool read_group_tiled(const Launcher& launch, const GroupArgs& group, const NormKernels& norm) {
@@ -343,10 +345,8 @@ bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, cons
     for (std::int64_t i = 0; i < part_count(args.tokens, group_limit); ++i) {
         const TokenPart part = token_part(args.tokens, group_limit, i);
         const GroupArgs group = group_args(args, part.first, part.count);
-        const bool queued = !tuned ? read_group_runtime(launcher, group, norm)
-                            : streams && cluster_fits(part.count, limits)
-                                ? read_group_clusters(launcher, group, args.stream_type, limits.shared_bytes)
-                            : streams ? read_group_stream(launcher, group, norm)
+        const bool queued = !tuned    ? read_group_runtime(launcher, group, norm)
+                            : streams ? read_group_stream(launcher, group, norm, args.stream_type, limits)
                             : tiled   ? read_group_tiled(launcher, group, norm)
                                       : read_group(launcher, group, norm, variant, q8_columns, limits.shared_bytes);
         if (!queued) return false;

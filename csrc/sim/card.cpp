@@ -38,7 +38,7 @@ void complete(Card* card) {
     int capability = 0;
     if (!is_nvidia(card->arch) || !read_number(std::string_view(card->arch).substr(3), &capability)) capability = 0;
     card->background_copies = capability >= 80;
-    card->clusters = capability >= 90;
+    card->overlapping_launches = card->clusters = capability >= 90;
 }
 
 }  // namespace

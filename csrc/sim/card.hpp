@@ -17,8 +17,9 @@ struct Card {
     std::size_t shared_plain = 0;        // bytes of shared memory that a block gets without asking
     std::size_t shared_most = 0;         // and that it may ask for
     int compute_units = 0;
-    bool background_copies = false;  // copies from global to shared memory do not wait
-    bool clusters = false;           // blocks of a launch can share their shared memory
+    bool background_copies = false;     // copies from global to shared memory do not wait
+    bool overlapping_launches = false;  // a launch may begin before the one ahead of it has ended
+    bool clusters = false;              // blocks of a launch can share their shared memory
 };
 
 // The names of the built-in profiles, comma separated.

@@ -15,9 +15,9 @@
 // Two accesses of which one is a write, neither before the other, are an error. Since what counts is the order that the
 // kernel asks for and not the one that happened, most of them are seen under any seed.
 //
-// A barrier of the cluster orders the blocks' shared memory alone: what a thread did before it arrived comes before
-// what others do after they have waited. Bytes on their way, by a bulk copy or from another block, may be touched by a
-// thread that has waited for their arrivals, or behind a barrier that follows such a wait.
+// A barrier of the cluster orders no accesses: after it each block has begun and expects its arrivals. What is sent may
+// only go to words that nobody there has touched. Bytes on their way, by a bulk copy or from another block, may be
+// touched by a thread that has waited for their arrivals, or behind a barrier that follows such a wait.
 //
 // Launches run one after the other, but of those that on a card may overlap the launch ahead of them it is known what a
 // thread touches before it has waited: check_unwaited().

@@ -337,17 +337,16 @@ void check_read(OpenCard& card, const Inputs& in, int variant, int columns, std:
                 const Outputs& expected, bool clusters = true) {
     Outputs out(in.geometry, in.tokens);
     Array<char> scratch(static_cast<std::size_t>(scratch_bytes(in.geometry, tokens)));
-    card.lend(in, out, scratch);
     if (options.in_place) {
         const bool is_bf16 = options.stream_type == StreamType::BFloat16;
         const std::size_t bytes =
             size(tokens, in.geometry.depth()) * static_cast<std::size_t>(element_bytes(options.stream_type));
         std::memcpy(out.residual_out.data(),
                     is_bf16 ? static_cast<const void*>(in.residual_bf16.data()) : in.residual.data(), bytes);
-        sim::withdraw(card.device);
+        // Before the others are: it is found as what was declared first.
         sim::declare(card.device, "residual, in place", out.residual_out.data(), bytes, true, true);
-        card.lend(in, out, scratch);
     }
+    card.lend(in, out, scratch);
     card.where.tokens = tokens;
     card.where.what = std::to_string(in.geometry.width) + "/" + std::to_string(in.geometry.streams) + "/" +
                       std::to_string(in.geometry.rank) + " " + fused_gr_find(variant)->name +

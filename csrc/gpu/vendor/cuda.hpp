@@ -219,8 +219,7 @@ __device__ __forceinline__ Bf16x4 load_bf16x4(const Bf16x4* address) { return *a
 // Copies a float4 from global to shared memory: in the background from sm_80 on, at once before.
 __device__ __forceinline__ void copy_async(Float4* shared, const Float4* global) {
 #if __CUDA_ARCH__ >= 800
-    const unsigned target = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(global) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 #else
     *shared = *global;
 #endif
@@ -312,19 +311,41 @@ int preload(void (*kernel)(Arguments...), bool* overlaps = nullptr) {
     return error;
 }
 
-// How many clusters of `cluster` such blocks the current device can run at once, with what else limits this process.
-template <class Arguments>
-int cluster_room(void (*kernel)(Arguments), int blocks, int block, std::size_t shared_bytes, int cluster, int* room) {
+// What a launch asks for besides its kernel and arguments; `attributes` must outlive it.
+template <std::size_t kCount>
+cudaLaunchConfig_t launch_config(dim3 grid, int block, std::size_t shared_bytes,
+                                 cudaLaunchAttribute (&attributes)[kCount]) {
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(static_cast<unsigned>(block));
+    config.dynamicSmemBytes = shared_bytes;
+    config.attrs = attributes;
+    config.numAttrs = kCount;
+    return config;
+}
+
+inline cudaLaunchAttribute overlapping() {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    return attribute;
+}
+
+// In clusters of `cluster` neighbouring blocks.
+inline cudaLaunchAttribute clustered(int cluster) {
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(static_cast<unsigned>(block));
-    config.dynamicSmemBytes = shared_bytes;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    return attribute;
+}
+
+// How many clusters of `cluster` such blocks the current device can run at once, with what else limits this process.
+template <class Arguments>
+int cluster_room(void (*kernel)(Arguments), int blocks, int block, std::size_t shared_bytes, int cluster, int* room) {
+    cudaLaunchAttribute attributes[] = {clustered(cluster)};
+    const cudaLaunchConfig_t config =
+        launch_config(dim3(static_cast<unsigned>(blocks)), block, shared_bytes, attributes);
     return cudaOccupancyMaxActiveClusters(room, reinterpret_cast<const void*>(kernel), &config);
 }
 
@@ -337,15 +358,8 @@ int launch(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_b
 }
 
 template <class Arguments>
-int launch_with(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
-                Arguments arguments, cudaLaunchAttribute* attributes, unsigned count) {
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = dim3(static_cast<unsigned>(block));
-    config.dynamicSmemBytes = shared_bytes;
+int launch_by(cudaLaunchConfig_t config, void (*kernel)(Arguments), Stream stream, Arguments arguments) {
     config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = count;
     void* values[] = {&arguments};
     return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), values);
 }
@@ -354,23 +368,16 @@ int launch_with(void (*kernel)(Arguments), dim3 grid, int block, std::size_t sha
 template <class Arguments>
 int launch_overlapping(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
                        Arguments arguments) {
-    cudaLaunchAttribute overlapping{};
-    overlapping.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlapping.val.programmaticStreamSerializationAllowed = 1;
-    return launch_with(kernel, grid, block, shared_bytes, stream, arguments, &overlapping, 1);
+    cudaLaunchAttribute attributes[] = {overlapping()};
+    return launch_by(launch_config(grid, block, shared_bytes, attributes), kernel, stream, arguments);
 }
 
 // The same for a kernel whose blocks are in clusters of `cluster` neighbours each. Code 912 or 9 where the card cannot.
 template <class Arguments>
 int launch_clusters(void (*kernel)(Arguments), dim3 grid, int block, std::size_t shared_bytes, Stream stream,
                     Arguments arguments, int cluster) {
-    cudaLaunchAttribute attributes[2]{};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster);
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    return launch_with(kernel, grid, block, shared_bytes, stream, arguments, attributes, 2);
+    cudaLaunchAttribute attributes[] = {overlapping(), clustered(cluster)};
+    return launch_by(launch_config(grid, block, shared_bytes, attributes), kernel, stream, arguments);
 }
 
 // A stream that does not wait for the legacy stream, nor it for this one.

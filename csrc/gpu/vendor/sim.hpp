@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <type_traits>
 #include <utility>
 
@@ -189,7 +188,7 @@ inline int query_device(int device, VendorDevice* out) {
     out->compute_units = card.compute_units;
     out->shared_bytes = card.shared_most;
     // The launches themselves do not: what the launcher does about it is what is simulated.
-    out->overlaps = card.arch.compare(0, 3, "sm_") == 0 && std::atoi(card.arch.c_str() + 3) >= 90;
+    out->overlaps = card.overlapping_launches;
     out->clusters = card.clusters;
     return 0;
 }
