@@ -110,34 +110,53 @@ constexpr int stream_token_limit(std::size_t shared_limit) {
     return limit;
 }
 
-// On cards with clusters: a cluster of four blocks, one for each stream, has ten or eleven rows of w_down and of the
-// inject weights. An H200 has room for 30 such clusters with a multiprocessor for each block, not for 33.
-inline constexpr int kClusterBlocks = 4;
-inline constexpr int kDownClusters = 30;
-inline constexpr int kClusterRows = 11;  // at most
-inline constexpr int kClusterRowsAtLeast = static_cast<int>(kModelGeometry.rank) / kDownClusters;
-inline constexpr int kClusterFinished =
-    (kClusterRows + kClusterBlocks - 1) / kClusterBlocks;  // rows that a block finishes
-static_assert(kClusterBlocks == static_cast<int>(kModelGeometry.streams));
-static_assert(kStreamThreads * kChunk == static_cast<int>(kModelGeometry.width), "a thread has a chunk of each row");
-static_assert(kDownClusters * kClusterRows >= static_cast<int>(kModelGeometry.rank + kModelGeometry.streams));
+// On cards with clusters the blocks of a cluster share out the lanes of its rows, of w_down and of the inject weights.
+// An H200 has room for 30 clusters of four or 15 of eight with a multiprocessor for each block. (Eight read less of the
+// activations each; for one token four are as fast, and a thread then has one chunk of a row in either case.)
+inline constexpr int kClusterDownBlocks = 120;
+STRATA_HOST_DEVICE constexpr int cluster_lanes(int instance) { return instance == 1 ? 8 : 4; }  // of a block
+STRATA_HOST_DEVICE constexpr int cluster_blocks(int instance) { return kLanes / cluster_lanes(instance); }
+STRATA_HOST_DEVICE constexpr int cluster_count(int instance) { return kClusterDownBlocks / cluster_blocks(instance); }
+STRATA_HOST_DEVICE constexpr int cluster_rows_at_least(int instance) {
+    return static_cast<int>(kModelGeometry.rank) / cluster_count(instance);
+}
+STRATA_HOST_DEVICE constexpr int cluster_rows(int instance) {  // at most
+    const int rows = static_cast<int>(kModelGeometry.rank + kModelGeometry.streams);
+    return (rows + cluster_count(instance) - 1) / cluster_count(instance);
+}
+STRATA_HOST_DEVICE constexpr int cluster_finished(int instance) {  // rows that a block finishes, at most
+    return (cluster_rows(instance) + cluster_blocks(instance) - 1) / cluster_blocks(instance);
+}
+STRATA_HOST_DEVICE constexpr int cluster_positions(int instance) {  // chunks of a row that a block has
+    return static_cast<int>(kModelGeometry.depth()) / kChunk / cluster_blocks(instance);
+}
+// Dots behind those of a row and group of tokens, so that those who add do not meet in a bank.
+STRATA_HOST_DEVICE constexpr int cluster_dots_padding(int instance) { return 8 - cluster_lanes(instance); }
 
-// The first of `rows` rows that cluster `cluster` has; the next cluster's first is where they end.
-STRATA_HOST_DEVICE constexpr int cluster_first_row(int cluster, int rows) { return cluster * rows / kDownClusters; }
+// The first of `rows` rows that cluster `cluster` of `count` has; the next cluster's first is where they end.
+STRATA_HOST_DEVICE constexpr int cluster_first_row(int cluster, int rows, int count) { return cluster * rows / count; }
 
-// Weights, the dots of rows that are finished here, squares, sums of groups, and what is waited for.
+// Weights, dots, sums of lanes, squares, the norms' sums and what is waited for.
+inline constexpr std::size_t kRowAlignment = 128;  // what copies of pieces of rows ask of shared memory
 constexpr std::size_t cluster_down_bytes(int instance) {
-    const int weights = kClusterRows * kStreamThreads * kAlignment;
-    const int dots = kClusterFinished * kStreamThreads * kClusterBlocks;
-    const int squares = static_cast<int>(kModelGeometry.width) / 4;
-    return static_cast<std::size_t>(weights) +
-           static_cast<std::size_t>(instance) * static_cast<std::size_t>(dots + squares + kNormGroups) * sizeof(float) +
-           kAlignment;
+    const int streams = static_cast<int>(kModelGeometry.streams);
+    const int positions = cluster_positions(instance);
+    const int weights = cluster_rows(instance) * positions * kAlignment;
+    const int dots = cluster_rows(instance) * (positions + cluster_dots_padding(instance));
+    const int lane_sums = cluster_finished(instance) * kLanes;
+    const int squares = 2 * positions;
+    const int norms = streams * (kNormThreads + kNormGroups);
+    const auto floats = static_cast<std::size_t>(instance * (dots + lane_sums + squares + streams) + norms);
+    const std::size_t bytes = static_cast<std::size_t>(weights) + floats * sizeof(float) + 2 * kAlignment;
+    return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
 }
 
-// Weights, lo, values, and what is waited for.
+// Weights, lo, values, and what is waited for. Each stream's weights have some room behind them, so that threads with
+// one column of the four do not meet in a bank.
+inline constexpr int kClusterUpPadding = 2;  // chunks
 constexpr std::size_t cluster_up_bytes(int instance) {
-    const int weights = kStreamUpRows * kStreamUpRowChunks * kAlignment;
+    const int streams = static_cast<int>(kModelGeometry.streams);
+    const int weights = (kStreamUpRows * kStreamUpRowChunks + streams * kClusterUpPadding) * kAlignment;
     const int lo_and_values = static_cast<int>(kModelGeometry.rank) + kStreamUpRows;
     return static_cast<std::size_t>(weights) +
            static_cast<std::size_t>(instance) * static_cast<std::size_t>(lo_and_values) * sizeof(float) + kAlignment;

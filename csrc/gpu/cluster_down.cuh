@@ -1,210 +1,279 @@
 // The stream variant where blocks can share their shared memory (clusters): fold, norm, down and inject rows in one
 // launch, and the up kernel (cluster_up.cuh) in a second one that has begun while this one runs.
 //
-// A block has one stream of all tokens and ten or eleven rows' weights for it; the four blocks of a cluster have the
-// four streams. Each makes its stream's norm by itself and the dots of its chunks. A row's dots are sent to the one
-// block that adds them in order: its threads are the row's lanes, and the tree is theirs.
+// The blocks of a cluster share out the lanes of its rows, so a lane's chain of chunks is all in one block, and only
+// sums go between blocks: those of squares to the block that makes the token's norms, these to all, and a row's sums of
+// lanes to the block that makes its tree.
 #pragma once
 
 #include "gpu/stream.cuh"
 
 namespace strata::gpu {
 
+// The weights are described to the hardware that copies them: a row's piece of each round.
+struct ClusterArgs {
+    GroupArgs group;
+    StridedRows w_down, w_inject;
+};
+
 template <int kTokens>
 struct ClusterDownShared {
-    using Dots = typename StreamInstance<kTokens>::Dots;
-    Chunk weights[kClusterRows][kStreamThreads];
-    Dots dots[StreamInstance<kTokens>::kPasses][kClusterFinished][kDepth / kChunk];
-    float squares[kTokens][kWidth / 4];
-    float group_sums[kTokens][kNormGroups];
-    Arrivals weights_arrive, dots_arrive;
+    static constexpr int kBlockLanes = cluster_lanes(kTokens);
+    static constexpr int kBlocks = cluster_blocks(kTokens);
+    static constexpr int kPositions = cluster_positions(kTokens);  // chunks of a row that this block has
+    static constexpr int kTokenGroups = kStreamThreads / kPositions;
+    static constexpr int kOwn = kTokens / kTokenGroups;  // tokens of a thread
+    using Dots = PerToken<kOwn>;
+
+    alignas(kRowAlignment) Chunk weights[cluster_rows(kTokens)][kPositions];
+    Dots dots[cluster_rows(kTokens)][kTokenGroups][kPositions + cluster_dots_padding(kTokens)];
+    Dots lane_sums[cluster_finished(kTokens)][kTokenGroups][kLanes];
+    alignas(Float4) float squares[kTokens][kStreams][kPositions / kStreams * 2];
+    alignas(Float4) float norm_sums[kStreams][kNormThreads];
+    float group_sums[kStreams][kNormGroups];
+    float rs[kTokens][kStreams];
+    Arrivals weights_arrive, norm_sums_arrive, rs_arrive, lane_sums_arrive;
 };
 static_assert(sizeof(ClusterDownShared<1>) == cluster_down_bytes(1) &&
               sizeof(ClusterDownShared<2>) == cluster_down_bytes(2) &&
               sizeof(ClusterDownShared<4>) == cluster_down_bytes(4) &&
               sizeof(ClusterDownShared<8>) == cluster_down_bytes(8));
 
-// Grid kDownClusters * kClusterBlocks in clusters of kClusterBlocks, kStreamThreads threads.
+// Grid kClusterDownBlocks in clusters of cluster_blocks(kTokens), kStreamThreads threads.
 template <int kTokens, class Four>
-__global__ void __launch_bounds__(kStreamThreads, kTokens <= 4 ? 2 : 1) gr_cluster_down_kernel(GroupArgs args) {
+__global__ void __launch_bounds__(kStreamThreads, kTokens <= 4 ? 2 : 1)
+    gr_cluster_down_kernel(const __grid_constant__ ClusterArgs cluster_args) {
     if constexpr (kClusters) {
         using Shared = ClusterDownShared<kTokens>;
         using Dots = typename Shared::Dots;
-        constexpr int kPass = StreamInstance<kTokens>::kPass;
-        constexpr int kPasses = StreamInstance<kTokens>::kPasses;
+        constexpr int kBlocks = Shared::kBlocks;
+        constexpr int kBlockLanes = Shared::kBlockLanes;
+        constexpr int kPositions = Shared::kPositions;
+        constexpr int kOwn = Shared::kOwn;
+        constexpr int kCount = cluster_count(kTokens);
+        constexpr int kRows = cluster_rows(kTokens);
+        constexpr int kFinished = cluster_finished(kTokens);
         constexpr int kRowChunks = kDepth / kChunk;
+        constexpr int kRounds = kRowChunks / kLanes;  // chunks of a lane
+        constexpr int kStreamRounds = kRounds / kStreams;
         constexpr int kStreamFloat4s = kWidth / 4;
-        constexpr unsigned kPieceBytes = kStreamThreads * sizeof(Chunk);
-        static_assert(kClusterRows <= kLanes, "a thread of the last group asks for each row's weights");
-        static_assert(kTokens <= kDownClusters, "a cluster stores what it has normalised of one token");
+        constexpr int kBlockFloat4s = 2 * kBlockLanes;  // of a round
+        // No block of another launch fits beside one of this: neither of the up kernel ahead nor of the one behind.
+        constexpr bool kFillsCard = kTokens > 4;
+        static_assert(kTokens * kStreams <= kLanes, "a lane makes the gain of each token and stream");
+        static_assert(kTokens <= kBlocks, "a block for each token's norms");
+        static_assert(kTokens <= kCount, "a cluster stores what it has normalised of one token");
+        static_assert(kRows <= kLanes, "a thread of the last group asks for each row's weights");
 
+        const GroupArgs& args = cluster_args.group;
         auto& shared = *reinterpret_cast<Shared*>(dynamic_shared());
         const int thread = static_cast<int>(threadIdx.x);
         const int lane = logical_lane();
-        const int stream = static_cast<int>(blockIdx.x) % kClusterBlocks;  // and the block's rank in its cluster
-        const int cluster = static_cast<int>(blockIdx.x) / kClusterBlocks;
+        const int rank = static_cast<int>(blockIdx.x) % kBlocks;
+        const int cluster = static_cast<int>(blockIdx.x) / kBlocks;
         const int tokens = kTokens <= 2 ? kTokens : args.tokens;
         const int all_rows = kRank + (args.w_inject != nullptr ? kStreams : 0);
-        const int first_row = cluster_first_row(cluster, all_rows);
-        const int rows = cluster_first_row(cluster + 1, all_rows) - first_row;
-        const int finished = (rows - stream + kClusterBlocks - 1) / kClusterBlocks;  // rows stream, stream + 4, ...
-        const auto piece = [&](int row) {
-            const Chunk* whole = first_row + row < kRank ? args.w_down + (first_row + row) * kRowChunks
-                                                         : args.w_inject + (first_row + row - kRank) * kRowChunks;
-            return whole + stream * kStreamThreads;
-        };
+        const int first_row = cluster_first_row(cluster, all_rows, kCount);
+        const int rows = cluster_first_row(cluster + 1, all_rows, kCount) - first_row;
+        const int finished = (rows - rank + kBlocks - 1) / kBlocks;  // rows rank, rank + kBlocks, ...
+
+        // A thread has one chunk of each row, in kOwn tokens.
+        const int position = thread % kPositions;
+        const int token_group = thread / kPositions;
+        const int first_token = token_group * kOwn;
+        const int round = position / kBlockLanes;
+        const int stream = round / kStreamRounds;
+        const int stream_round = round % kStreamRounds;
+        const int block_lane = position % kBlockLanes;
+        const int chunk = stream_round * kLanes + rank * kBlockLanes + block_lane;  // of its stream
 
         if (thread == 0) {
-            expect_arrivals(shared.weights_arrive, static_cast<unsigned>(rows) * kPieceBytes);
-            expect_arrivals(shared.dots_arrive, static_cast<unsigned>(finished * kRowChunks * kPasses) *
-                                                    static_cast<unsigned>(sizeof(Dots)));
+            expect_arrivals(shared.weights_arrive, static_cast<unsigned>(rows) * sizeof shared.weights[0]);
+            if (rank < kTokens) expect_arrivals(shared.norm_sums_arrive, sizeof shared.norm_sums);
+            expect_arrivals(shared.rs_arrive, sizeof shared.rs);
+            expect_arrivals(shared.lane_sums_arrive, static_cast<unsigned>(finished) * sizeof shared.lane_sums[0]);
         }
         local_barrier();
         cluster_arrive();
-        // The weights may still be written by the launch ahead, so they are asked for into the second-level cache only.
+        if (thread == 0) {
+            prefetch_rows(cluster_args.w_down);
+            if (args.w_inject != nullptr) prefetch_rows(cluster_args.w_inject);
+        }
+        // The weights may still be written by the launch ahead, so they are asked for into the second-level cache only;
+        // and not where nothing of it runs any more, since activations would wait behind them.
         const int asked_row = thread - (kStreamThreads - kLanes);  // a thread of the last group's
         const bool asks = asked_row >= 0 && asked_row < rows;
-        if (asks) prefetch(piece(asked_row), kPieceBytes);
-        if (cluster == 0 && thread == 0) {
-            prefetch(args.w_norm + stream * kWidth, static_cast<unsigned>(kWidth * sizeof(float)));
+        const bool asks_inject = first_row + asked_row >= kRank;
+        if (asks && !kFillsCard) {
+            constexpr int kPart = kRowChunks / kBlocks;
+            const Chunk* row = asks_inject ? args.w_inject + (first_row + asked_row - kRank) * kRowChunks
+                                           : args.w_down + (first_row + asked_row) * kRowChunks;
+            prefetch(row + rank * kPart, kPart * static_cast<unsigned>(sizeof(Chunk)));
         }
         wait_for_launch_before();
         clear_counters(args, kQ8Columns);
 
         // Activations before weights, which would keep them waiting.
-        const auto* residual = static_cast<const Four*>(args.residual) + stream * kStreamFloat4s + 2 * thread;
-        const auto* block_out = static_cast<const Four*>(args.block_out) + 2 * thread;
+        const auto* residual = static_cast<const Four*>(args.residual) + stream * kStreamFloat4s + 2 * chunk;
+        const auto* block_out = static_cast<const Four*>(args.block_out) + 2 * chunk;
         const bool folds = args.block_out != nullptr;
-        const float inject_prev = folds && lane < tokens ? args.inject_prev[lane * kStreams + stream] : 0.0f;
-        Float4 first[kTokens], second[kTokens];
+        const float inject_prev = folds ? args.inject_prev[lane < tokens * kStreams ? lane : 0] : 0.0f;
+        Float4 first[kOwn], second[kOwn], first_written[kOwn], second_written[kOwn];
 #pragma unroll
-        for (int k = 0; k < kTokens; ++k) {
-            first[k] = second[k] = Float4{};
-            if (k >= tokens) continue;
-            first[k] = load_stream(residual + k * (kDepth / 4));
-            second[k] = load_stream(residual + k * (kDepth / 4) + 1);
+        for (int k = 0; k < kOwn; ++k) {
+            first[k] = second[k] = first_written[k] = second_written[k] = Float4{};
+            if (first_token + k >= tokens) continue;
+            first[k] = load_stream(residual + (first_token + k) * (kDepth / 4));
+            second[k] = load_stream(residual + (first_token + k) * (kDepth / 4) + 1);
         }
-        const auto* w_norm = reinterpret_cast<const Float4*>(args.w_norm) + stream * kStreamFloat4s + 2 * thread;
+#pragma unroll
+        for (int k = 0; k < kOwn; ++k) {
+            if (!folds || first_token + k >= tokens) continue;
+            first_written[k] = load_stream(block_out + (first_token + k) * kStreamFloat4s);
+            second_written[k] = load_stream(block_out + (first_token + k) * kStreamFloat4s + 1);
+        }
+        const auto* w_norm = reinterpret_cast<const Float4*>(args.w_norm) + stream * kStreamFloat4s + 2 * chunk;
         const Float4 first_gain = load_float4(w_norm);
         const Float4 second_gain = load_float4(w_norm + 1);
-        constexpr int kFolds = kTokens <= 4 ? kTokens : 2;  // tokens whose loads are under way at once
-#pragma unroll
-        for (int from = 0; from < kTokens; from += kFolds) {
-            Float4 first_written[kFolds], second_written[kFolds];
-#pragma unroll
-            for (int k = 0; k < kFolds; ++k) {
-                if (!folds || from + k >= tokens) continue;
-                first_written[k] = load_stream(block_out + (from + k) * kStreamFloat4s);
-                second_written[k] = load_stream(block_out + (from + k) * kStreamFloat4s + 1);
-            }
-            if (from == 0 && asks) {
-                copy_bulk(shared.weights[asked_row], piece(asked_row), kPieceBytes, shared.weights_arrive);
-            }
-            if (!folds) continue;
+        if (asks) {
+            copy_row_pieces(shared.weights[asked_row], asks_inject ? cluster_args.w_inject : cluster_args.w_down,
+                            asks_inject ? first_row + asked_row - kRank : first_row + asked_row, rank,
+                            shared.weights_arrive);
+        }
+        if (folds) {
             const float gain = fold_gain(inject_prev, kStreams);
 #pragma unroll
-            for (int k = 0; k < kFolds; ++k) {
-                const float token_gain = shuffle_from(gain, from + k);
-                if (from + k >= tokens) continue;
-                first[from + k] = fold(first_written[k], token_gain, first[from + k]);
-                second[from + k] = fold(second_written[k], token_gain, second[from + k]);
-                round_stream<Four>(first[from + k]);  // stored by the up kernel: other blocks still read `residual`
-                round_stream<Four>(second[from + k]);
+            for (int k = 0; k < kOwn; ++k) {
+                const float token_gain = shuffle_from(gain, (first_token + k) * kStreams + stream);
+                if (first_token + k >= tokens) continue;
+                first[k] = fold(first_written[k], token_gain, first[k]);
+                second[k] = fold(second_written[k], token_gain, second[k]);
+                round_stream<Four>(first[k]);  // stored by the up kernel: other blocks still read `residual`
+                round_stream<Four>(second[k]);
             }
         }
         let_next_launch_begin();
 
+        // Norm: what a thread of gr_norm_kernel adds up is all in this block, for the threads that have its lanes.
 #pragma unroll
-        for (int k = 0; k < kTokens; ++k) {
-            shared.squares[k][2 * thread] = square(first[k]);
-            shared.squares[k][2 * thread + 1] = square(second[k]);
+        for (int k = 0; k < kOwn; ++k) {
+            float* squares = shared.squares[first_token + k][stream] + stream_round * kBlockFloat4s + 2 * block_lane;
+            squares[0] = square(first[k]);
+            squares[1] = square(second[k]);
         }
         local_barrier();
-        if (const int group = logical_group(); group < kNormGroups) {
-            float sums[kTokens];
+        cluster_wait();
+        constexpr int kNormRounds = kNormThreads / (2 * kLanes);
+        constexpr int kFours = kBlockFloat4s / 4;
+        static_assert(kTokens * kStreams * kNormRounds * kFours <= kStreamThreads);
+        if (const int token = thread / (kFours * kNormRounds * kStreams); token < kTokens) {
+            const int four = thread % kFours;
+            const int norm_round = thread / kFours % kNormRounds;
+            const int norm_stream = thread / (kFours * kNormRounds) % kStreams;
+            Float4 sums{};
 #pragma unroll
-            for (int k = 0; k < kTokens; ++k) {
-                sums[k] = 0.0f + shared.squares[k][group * kLanes + lane];
-                sums[k] = sums[k] + shared.squares[k][kNormThreads + group * kLanes + lane];
+            for (int r = 0; r < kStreamRounds; r += kNormRounds) {
+                if (norm_round + r >= kStreamRounds) continue;
+                const float* place = shared.squares[token][norm_stream] + (norm_round + r) * kBlockFloat4s + 4 * four;
+                const Float4 squares = load_float4(reinterpret_cast<const Float4*>(place));
+                sums = {sums.x + squares.x, sums.y + squares.y, sums.z + squares.z, sums.w + squares.w};
             }
-            if (2 * kNormThreads + group * kLanes < kStreamFloat4s) {
-#pragma unroll
-                for (int k = 0; k < kTokens; ++k) {
-                    sums[k] = sums[k] + shared.squares[k][2 * kNormThreads + group * kLanes + lane];
-                }
-            }
-            tree_sums<kLanes>(sums, lane);
-            if (lane % (kLanes / kTokens) == 0) shared.group_sums[lane * kTokens / kLanes][group] = sums[0];
+            float* place = shared.norm_sums[norm_stream] + norm_round * 2 * kLanes + rank * kBlockFloat4s + 4 * four;
+            send(reinterpret_cast<Float4*>(place), token, sums, shared.norm_sums_arrive);
         }
-        local_barrier();
+        if (rank < kTokens) {  // token `rank`
+            if (const int group = logical_group(); group < kNormGroups) {
+                wait_arrivals(shared.norm_sums_arrive);
+                float sums[kStreams];
+#pragma unroll
+                for (int s = 0; s < kStreams; ++s) sums[s] = shared.norm_sums[s][group * kLanes + lane];
+                tree_sums<kLanes>(sums, lane);
+                if (lane % (kLanes / kStreams) == 0) shared.group_sums[lane * kStreams / kLanes][group] = sums[0];
+            }
+            local_barrier();
+            if (thread < kStreams * kBlocks) {
+                const int norm_stream = thread % kStreams;
+                const int to = thread / kStreams;
+                const float rs = reciprocal_rms(ordered_sum(shared.group_sums[norm_stream]), kWidth, args.eps);
+                send(&shared.rs[rank][norm_stream], to, rs, shared.rs_arrive);
+                if (cluster == 0 && to == 0 && rank < tokens) args.rs[rank * kStreams + norm_stream] = canonical(rs);
+            }
+        }
+        wait_arrivals(shared.rs_arrive);
         auto* const normalised = reinterpret_cast<Float4*>(args.normalised);
-        const float token_rs = reciprocal_rms(ordered_sum(shared.group_sums[lane % kTokens]), kWidth, args.eps);
-        if (cluster == 0 && thread < tokens) args.rs[thread * kStreams + stream] = canonical(token_rs);
 #pragma unroll
-        for (int k = 0; k < kTokens; ++k) {
-            const float rs = shuffle_from(token_rs, k);
+        for (int k = 0; k < kOwn; ++k) {
+            const int token = first_token + k;
+            const float rs = shared.rs[token][stream];
             first[k] = normalise(first[k], first_gain, rs);
             second[k] = normalise(second[k], second_gain, rs);
-            if (k != cluster || k >= tokens) continue;
-            auto* mine = normalised + (k * kStreams + stream) * kStreamFloat4s + 2 * thread;
+            if (token != cluster || token >= tokens) continue;
+            auto* mine = normalised + (token * kStreams + stream) * kStreamFloat4s + 2 * chunk;
             mine[0] = first[k];
             mine[1] = second[k];
         }
 
-        cluster_wait();
         wait_arrivals(shared.weights_arrive);
-        constexpr int kRowsAtOnce = kTokens <= 2 ? 4 : 2;  // whose dots overlap
+        if (kFillsCard && thread == 0) {
+            // The up kernel asks for its weights late, and the memory is idle from here on.
+            constexpr int kBytes = kStreamUpRows * kStreamUpRowChunks * static_cast<int>(sizeof(Chunk));
+            const auto* w_up = reinterpret_cast<const char*>(args.w_up);
+            for (int block = static_cast<int>(blockIdx.x); block < kStreamUpBlocks; block += kClusterDownBlocks) {
+                prefetch(w_up + std::int64_t{block} * kBytes, kBytes);
+            }
+        }
+        constexpr int kRowsAtOnce = kTokens <= 4 ? 4 : 2;  // whose dots overlap
         const auto has_row = [rows](int row) {
-            return row < kClusterRowsAtLeast || (row < kClusterRows && row < rows);
+            return row < cluster_rows_at_least(kTokens) || (row < kRows && row < rows);
         };
 #pragma unroll
-        for (int from = 0; from < kClusterRows; from += kRowsAtOnce) {
+        for (int from = 0; from < kRows; from += kRowsAtOnce) {
             Chunk weights[kRowsAtOnce] = {};
 #pragma unroll
             for (int i = 0; i < kRowsAtOnce; ++i) {
-                if (has_row(from + i)) weights[i] = shared.weights[from + i][thread];
+                if (has_row(from + i)) weights[i] = shared.weights[from + i][position];
             }
 #pragma unroll
-            for (int pass = 0; pass < kPasses; ++pass) {
-                Dots dots[kRowsAtOnce];
+            for (int i = 0; i < kRowsAtOnce; ++i) {
+                Dots dots;
 #pragma unroll
-                for (int i = 0; i < kRowsAtOnce; ++i) {
-#pragma unroll
-                    for (int k = 0; k < kPass; ++k) {
-                        dots[i].of[k] = chunk_dot(weights[i], first[pass * kPass + k], second[pass * kPass + k]);
-                    }
-                }
-#pragma unroll
-                for (int i = 0; i < kRowsAtOnce; ++i) {
-                    const int row = from + i;
-                    if (!has_row(row)) continue;
-                    send(&shared.dots[pass][row / kClusterBlocks][stream * kStreamThreads + thread],
-                         row % kClusterBlocks, dots[i], shared.dots_arrive);
-                }
+                for (int k = 0; k < kOwn; ++k) dots.of[k] = chunk_dot(weights[i], first[k], second[k]);
+                if (has_row(from + i)) shared.dots[from + i][token_group][position] = dots;
             }
+        }
+        local_barrier();
+
+        // The chain of each lane.
+        static_assert(kRows * Shared::kTokenGroups * kBlockLanes <= kStreamThreads);
+        if (const int row = thread / (kBlockLanes * Shared::kTokenGroups); row < rows) {
+            const int chain_lane = thread % kBlockLanes;
+            const int group = thread / kBlockLanes % Shared::kTokenGroups;
+            const Dots* const chain = shared.dots[row][group] + chain_lane;
+            Dots sums{};
+#pragma unroll(kOwn == 1 ? kRounds : kRounds / 2)
+            for (int r = 0; r < kRounds; ++r) {
+                const Dots dot = chain[r * kBlockLanes];
+#pragma unroll
+                for (int k = 0; k < kOwn; ++k) sums.of[k] = sums.of[k] + dot.of[k];
+            }
+            send(&shared.lane_sums[row / kBlocks][group][rank * kBlockLanes + chain_lane], row % kBlocks, sums,
+                 shared.lane_sums_arrive);
         }
 
-        // A row: its lanes' chains, their tree, silu.
-        const int slot = logical_group() % kClusterFinished;
-        const int pass = logical_group() / kClusterFinished;
-        if (pass >= kPasses) return;
-        wait_arrivals(shared.dots_arrive);
+        // The tree of each row, and silu.
+        const int slot = logical_group() % kFinished;
+        const int group = logical_group() / kFinished;
+        if (group >= Shared::kTokenGroups) return;
+        wait_arrivals(shared.lane_sums_arrive);
         if (slot >= finished) return;
-        const Dots* const chain = shared.dots[pass][slot] + lane;
-        float sums[kPass] = {};
-#pragma unroll 20
-        for (int round = 0; round < kRowChunks / kLanes; ++round) {
-            const Dots dot = chain[round * kLanes];
-#pragma unroll
-            for (int k = 0; k < kPass; ++k) sums[k] = sums[k] + dot.of[k];
-        }
-        tree_sums<kLanes>(sums, lane);
-        float sum = sums[0];
+        Dots sums = shared.lane_sums[slot][group][lane];
+        tree_sums<kLanes>(sums.of, lane);
+        float sum = sums.of[0];
         if (planted(Fault::kWrongArithmetic)) sum = bits_float(float_bits(sum) ^ 1u);
-        const int row = first_row + slot * kClusterBlocks + stream;
-        const int token = pass * kPass + lane * kPass / kLanes;
+        const int row = first_row + slot * kBlocks + rank;
+        const int token = group * kOwn + lane * kOwn / kLanes;
         const float value = canonical(row < kRank ? down_activation(sum, kStreams) : sum);
-        if (lane % (kLanes / kPass) != 0 || token >= tokens) return;
+        if (lane % (kLanes / kOwn) != 0 || token >= tokens) return;
         if (row < kRank) {
             args.lo[token * kRank + row] = value;
         } else {

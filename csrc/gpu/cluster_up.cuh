@@ -2,7 +2,7 @@
 // from lo makes the gates of twenty columns in all streams, their mix, and q8_1.
 //
 // Eight threads hold the 32 lanes of an up row (lanes j, j + 8, ... are thread j's): the first two stages of the tree
-// are plain additions there. The four streams of two columns are one group of threads.
+// are plain additions there. The four streams of two columns are one group of threads, neighbours of one column.
 #pragma once
 
 #include "gpu/stream.cuh"
@@ -11,7 +11,10 @@ namespace strata::gpu {
 
 template <int kTokens>
 struct ClusterUpShared {
-    Chunk weights[kStreams][kStreamColumns][kStreamUpRowChunks];
+    struct Stream {
+        Chunk of[kStreamColumns][kStreamUpRowChunks];
+        Chunk unused[kClusterUpPadding];
+    } weights[kStreams];
     Float4 lo[kTokens][2][kStreamUpRowChunks];  // first halves of chunks, then second halves
     Float4 values[kTokens][kStreams][kStreamColumns / 4];
     Arrivals weights_arrive;
@@ -53,10 +56,10 @@ __global__ void __launch_bounds__(kStreamThreads, 2) gr_cluster_up_kernel(GroupA
             inject_prev = load_from_other_block(args.inject_prev + token * kStreams + stream);
         }
         if (thread == kStreamThreads - 1) {
-            expect_arrivals(shared.weights_arrive, sizeof shared.weights);
+            expect_arrivals(shared.weights_arrive, kStreams * sizeof shared.weights[0].of);
             for (int s = 0; s < kStreams; ++s) {
-                copy_bulk(shared.weights[s], args.w_up + (s * kWidth + first_column) * kStreamUpRowChunks,
-                          sizeof shared.weights[s], shared.weights_arrive);
+                copy_bulk(shared.weights[s].of, args.w_up + (s * kWidth + first_column) * kStreamUpRowChunks,
+                          sizeof shared.weights[s].of, shared.weights_arrive);
             }
         }
         // Few tokens: the next read's first launch then has its weights under way early. (H200, T = 4: 9.59 us if it
@@ -85,8 +88,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) gr_cluster_up_kernel(GroupA
         wait_arrivals(shared.weights_arrive);
 
         const int lane = logical_lane();
-        const int j = lane % kRowThreads;
-        const int row_stream = lane / kRowThreads;
+        const int j = lane / kStreams;
+        const int row_stream = lane % kStreams;
         const int column = logical_group() * kGroupColumns;  // and the next one
         float sums[kGroupColumns][kTokens], others[kGroupColumns][kTokens];
         // Lanes j and j + 16, then j + 8 and j + 24; lane j's second chunk is the fifth of the thread's.
@@ -96,7 +99,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) gr_cluster_up_kernel(GroupA
             const int chunk = kOrder[step] * kRowThreads + j;
             Chunk weights[kGroupColumns];
 #pragma unroll
-            for (int c = 0; c < kGroupColumns; ++c) weights[c] = shared.weights[row_stream][column + c][chunk];
+            for (int c = 0; c < kGroupColumns; ++c) weights[c] = shared.weights[row_stream].of[column + c][chunk];
 #pragma unroll
             for (int k = 0; k < kTokens; ++k) {
                 const Float4 first = load_float4(&shared.lo[k][0][chunk]);
@@ -113,43 +116,47 @@ __global__ void __launch_bounds__(kStreamThreads, 2) gr_cluster_up_kernel(GroupA
                 }
             }
         }
-        float gates[kGroupColumns];
+        // A token's sums are in kShare threads of a stream. Where there are several, one makes one column's gate.
+        constexpr int kShare = kRowThreads / kTokens;
+        constexpr int kMine = kShare > 1 ? 1 : kGroupColumns;
+        const int my_token = j / kShare;
+        const int my_column = kShare > 1 ? j % kGroupColumns : 0;
 #pragma unroll
-        for (int c = 0; c < kGroupColumns; ++c) {
-            tree_sums<kRowThreads>(sums[c], j);
-            gates[c] = sums[c][0];
-        }
-        // Both denominators first: compilers do not move work over the branch of a division.
-        float denominators[kGroupColumns];
+        for (int c = 0; c < kGroupColumns; ++c) tree_sums<kRowThreads, kStreams>(sums[c], j);
+        float gates[kMine];
 #pragma unroll
-        for (int c = 0; c < kGroupColumns; ++c) denominators[c] = sigmoid_denominator(gates[c]);
+        for (int i = 0; i < kMine; ++i) gates[i] = my_column == 0 ? sums[i][0] : sums[1][0];
+        // Denominators first: compilers do not move work over the branch of a division.
+        float denominators[kMine];
 #pragma unroll
-        for (int c = 0; c < kGroupColumns; ++c) gates[c] = 1.0f / denominators[c];
+        for (int i = 0; i < kMine; ++i) denominators[i] = sigmoid_denominator(gates[i]);
+#pragma unroll
+        for (int i = 0; i < kMine; ++i) gates[i] = 1.0f / denominators[i];
 
         // The mix goes from stream to stream through the lanes that have them.
-        const int my_token = j * kTokens / kRowThreads;
-        float mine[kGroupColumns] = {}, mix[kGroupColumns];
+        float mine[kMine] = {}, mix[kMine];
 #pragma unroll
-        for (int c = 0; c < kGroupColumns; ++c) {
+        for (int i = 0; i < kMine; ++i) {
             if (my_token < tokens) {
-                mine[c] = reinterpret_cast<const float*>(shared.values[my_token][row_stream])[column + c];
+                mine[i] = reinterpret_cast<const float*>(shared.values[my_token][row_stream])[column + my_column + i];
             }
-            mix[c] = mix_first(mine[c], gates[c]);
+            mix[i] = mix_first(mine[i], gates[i]);
         }
 #pragma unroll
         for (int s = 1; s < kStreams; ++s) {
 #pragma unroll
-            for (int c = 0; c < kGroupColumns; ++c) {
-                const float before = shuffle_xor(mix[c], (s ^ (s - 1)) * kRowThreads);  // of stream s - 1
-                if (row_stream == s) mix[c] = mix_next(mine[c], gates[c], before);
+            for (int i = 0; i < kMine; ++i) {
+                const float before = shuffle_xor(mix[i], s ^ (s - 1));  // of stream s - 1
+                if (row_stream == s) mix[i] = mix_next(mine[i], gates[i], before);
             }
         }
         // Late, so that nothing waits behind it.
         if (has_value && folds) static_cast<Four*>(args.residual_out)[place] = folded;
-        if (row_stream == kStreams - 1 && j % (kRowThreads / kTokens) == 0 && my_token < tokens) {
+        if (row_stream == kStreams - 1 && j % kShare < kGroupColumns / kMine && my_token < tokens) {
 #pragma unroll
-            for (int c = 0; c < kGroupColumns; ++c) {
-                args.mixed[my_token * kWidth + first_column + column + c] = canonical(mix_mean(mix[c], kStreams));
+            for (int i = 0; i < kMine; ++i) {
+                args.mixed[my_token * kWidth + first_column + column + my_column + i] =
+                    canonical(mix_mean(mix[i], kStreams));
             }
         }
         if constexpr (kQuantise) quantise_shared_columns(args, block_shared<unsigned[2]>());

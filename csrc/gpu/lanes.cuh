@@ -20,8 +20,8 @@ __device__ __forceinline__ float tree_sum(float value) {
 
 // The same for several tokens at once: at each stage a lane keeps half of the tokens and hands over the others, while
 // there are several. Lane j ends with the sums of tokens j * kTokens / kWidth and on, max(1, kTokens / kWidth) of them,
-// in front.
-template <int kWidth, int kTokens>
+// in front. Neighbours are kStride lanes apart, and `lane` counts them.
+template <int kWidth, int kStride = 1, int kTokens>
 __device__ __forceinline__ void tree_sums(float (&sums)[kTokens], int lane) {
     int left = kTokens;
 #pragma unroll
@@ -33,7 +33,7 @@ __device__ __forceinline__ void tree_sums(float (&sums)[kTokens], int lane) {
         for (int k = 0; k < left; ++k) {
             const float keep = shared_out && upper ? sums[k + left] : sums[k];
             const float give = shared_out && !upper ? sums[k + left] : sums[k];
-            sums[k] = keep + shuffle_xor(give, stage);
+            sums[k] = keep + shuffle_xor(give, stage * kStride);
         }
     }
 }

@@ -139,20 +139,25 @@ StreamKernels stream_kernels(int tokens) {
     }
 }
 
+struct ClusterKernels {
+    void (*down)(ClusterArgs);
+    Named up;
+};
+
 template <int kTokens, class Four>
-StreamKernels cluster_instance(bool quantise) {
+ClusterKernels cluster_instance(bool quantise) {
     if constexpr (kClusterLaunches) {
         constexpr const char* kUp = "gr_cluster_up_kernel";
-        return {{gr_cluster_down_kernel<kTokens, Four>, "gr_cluster_down_kernel"},
-                quantise ? Named{gr_cluster_up_kernel<kTokens, Four, true>, kUp}
-                         : Named{gr_cluster_up_kernel<kTokens, Four, false>, kUp}};
+        return {gr_cluster_down_kernel<kTokens, Four>, quantise
+                                                           ? Named{gr_cluster_up_kernel<kTokens, Four, true>, kUp}
+                                                           : Named{gr_cluster_up_kernel<kTokens, Four, false>, kUp}};
     } else {
         return {};
     }
 }
 
 template <class Four>
-StreamKernels cluster_kernels(int tokens, bool quantise) {
+ClusterKernels cluster_kernels(int tokens, bool quantise) {
     switch (stream_instance(tokens)) {
         case 1:
             return cluster_instance<1, Four>(quantise);
@@ -165,7 +170,7 @@ StreamKernels cluster_kernels(int tokens, bool quantise) {
     }
 }
 
-StreamKernels cluster_kernels(StreamType type, int tokens, bool quantise) {
+ClusterKernels cluster_kernels(StreamType type, int tokens, bool quantise) {
     return type == StreamType::BFloat16 ? cluster_kernels<Bf16x4>(tokens, quantise)
                                         : cluster_kernels<Float4>(tokens, quantise);
 }
@@ -178,24 +183,25 @@ class Launcher {
     bool overlapping() const { return overlapping_; }
 
     bool operator()(const Named& what, dim3 grid, int block, std::size_t shared_bytes, const GroupArgs& args) const {
-        return queued(overlapping_ ? launch_overlapping(what.kernel, grid, block, shared_bytes, stream_, args)
-                                   : launch(what.kernel, grid, block, shared_bytes, stream_, args),
-                      what);
+        return done(overlapping_ ? launch_overlapping(what.kernel, grid, block, shared_bytes, stream_, args)
+                                 : launch(what.kernel, grid, block, shared_bytes, stream_, args),
+                    what.name);
     }
 
-    bool clusters(const Named& what, int blocks, int block, std::size_t shared_bytes, const GroupArgs& args,
-                  int cluster) const {
-        return queued(launch_clusters(what.kernel, dim3(static_cast<unsigned>(blocks)), block, shared_bytes, stream_,
-                                      args, cluster),
-                      what);
+    bool clusters(void (*kernel)(ClusterArgs), const char* name, int blocks, int block, std::size_t shared_bytes,
+                  const ClusterArgs& args, int cluster) const {
+        return done(
+            launch_clusters(kernel, dim3(static_cast<unsigned>(blocks)), block, shared_bytes, stream_, args, cluster),
+            name);
     }
 
-  private:
-    bool queued(int code, const Named& what) const {
-        if (code != 0) report_error(report_, code, what.name);
+    // Says what went wrong with `what`, where something did.
+    bool done(int code, const char* what) const {
+        if (code != 0) report_error(report_, code, what);
         return code == 0;
     }
 
+  private:
     Stream stream_;
     Report* report_;
     bool overlapping_;
@@ -265,9 +271,20 @@ bool read_group(const Launcher& launch, const GroupArgs& group, const NormKernel
 
 bool read_group_clusters(const Launcher& launch, const GroupArgs& group, StreamType type, std::size_t shared_limit) {
     const int instance = stream_instance(group.tokens);
-    const StreamKernels kernels = cluster_kernels(type, group.tokens, group.q8_1 != nullptr);
-    return launch.clusters(kernels.down, kDownClusters * kClusterBlocks, kStreamThreads, cluster_down_bytes(instance),
-                           group, kClusterBlocks) &&
+    const ClusterKernels kernels = cluster_kernels(type, group.tokens, group.q8_1 != nullptr);
+    const int lanes = cluster_lanes(instance);
+    const auto describe = [lanes](StridedRows* rows, const Chunk* weights, int count) {
+        constexpr int kRounds = kDepth / kChunk / kLanes;
+        return describe_rows(rows, weights, static_cast<unsigned>(count), kRounds,
+                             static_cast<unsigned>(kLanes / lanes),
+                             static_cast<unsigned>(lanes) * static_cast<unsigned>(sizeof(Chunk)));
+    };
+    ClusterArgs args{group, {}, {}};
+    return launch.done(describe(&args.w_down, group.w_down, kRank), "describing w_down") &&
+           (group.w_inject == nullptr ||
+            launch.done(describe(&args.w_inject, group.w_inject, kStreams), "describing w_inject")) &&
+           launch.clusters(kernels.down, "gr_cluster_down_kernel", kClusterDownBlocks, kStreamThreads,
+                           cluster_down_bytes(instance), args, cluster_blocks(instance)) &&
            launch(kernels.up, dim3(kStreamUpBlocks), kStreamThreads, cluster_up_asked(instance, shared_limit), group);
 }
 
@@ -310,17 +327,23 @@ bool read_group_runtime(const Launcher& launch, const GroupArgs& group, const No
 // The kernels in clusters for up to `tokens` tokens, where they fit.
 int prepare_clusters(int tokens, LaunchLimits* limits) {
     if (!cluster_fits(tokens, *limits)) return 0;
+    if (!can_describe_rows()) {
+        limits->clusters = false;
+        return 0;
+    }
     const std::size_t down_bytes = cluster_down_bytes(tokens);
     for (const StreamType type : {StreamType::Float32, StreamType::BFloat16}) {
-        const Kernel down = cluster_kernels(type, tokens, false).down.kernel;
+        const auto down = cluster_kernels(type, tokens, false).down;
         if (const int code = allow_shared(down, down_bytes)) return code;
         for (const bool quantise : {false, true}) {
             const Kernel up = cluster_kernels(type, tokens, quantise).up.kernel;
             if (const int code = allow_shared(up, cluster_up_asked(tokens, limits->shared_bytes))) return code;
         }
         int room = 0;
-        const int blocks = kDownClusters * kClusterBlocks;
-        if (const int code = cluster_room(down, blocks, kStreamThreads, down_bytes, kClusterBlocks, &room)) return code;
+        const int cluster = cluster_blocks(tokens);
+        if (const int code = cluster_room(down, kClusterDownBlocks, kStreamThreads, down_bytes, cluster, &room)) {
+            return code;
+        }
         limits->clusters = limits->clusters && room > 0;
     }
     return 0;

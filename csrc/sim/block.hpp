@@ -85,9 +85,10 @@ struct Meeting {
     Shuffle kind;
     std::uint64_t lanes;
     std::uint64_t here;
-    int operand;
+    int operand;  // all lanes' but for Index, where each names a lane of its own
     int width;
     std::array<std::uint32_t, 64> value;
+    std::array<int, 64> index;
 
     Meeting() {}  // thousands begin in each launch: nothing is cleared that is written before it is read
     void begin(Shuffle kind_, std::uint64_t lanes_, int operand_, int width_) {

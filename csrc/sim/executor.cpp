@@ -141,7 +141,7 @@ unsigned source_lane(const Meeting& m, unsigned lane) {
         case Shuffle::Up:
             return lane >= first + operand ? lane - operand : lane;
         default:
-            return first + operand % width;
+            return first + static_cast<unsigned>(m.index[lane]) % width;
     }
 }
 
@@ -637,6 +637,19 @@ void begin_delivery(Block& to, const Delivery& delivery) {
     }
 }
 
+void begin_copy(void* shared, const void* global, unsigned bytes, Arrivals& arrivals, const void* caller) {
+    const std::size_t object = arrivals_offset(arrivals, caller);
+    Block& block = *current->block;
+    check_aligned(shared, 16, caller);
+    check_aligned(global, 16, caller);
+    if (bytes % 16 != 0) stop_here(716, caller, "copies " + std::to_string(bytes) + " bytes, no multiple of 16");
+    const std::size_t offset = shared_offset(shared, bytes, "copies", caller);
+    const Delivery delivery{offset, bytes, find_expected(block, object), global, {}, false};
+    check_delivery("copies", block, delivery, caller);
+    watch::bulk_copy_begins(delivery, caller);
+    begin_delivery(block, delivery);
+}
+
 }  // namespace
 
 unsigned thread_index(int axis) { return axis == 0 ? current->index : 0; }
@@ -714,11 +727,12 @@ std::uint32_t shuffle(Shuffle kind, std::uint64_t mask, std::uint32_t value, int
         wave.meetings.back().begin(kind, mask, operand, width);
     }
     Meeting& m = wave.meetings[which];
-    if (m.kind != kind || m.lanes != mask || m.operand != operand || m.width != width) {
+    if (m.kind != kind || m.lanes != mask || m.width != width || (kind != Shuffle::Index && m.operand != operand)) {
         stop_here(719, t.caller, "meets lanes of its mask that are at another shuffle");
     }
     m.here |= me;
     m.value[t.lane] = value;
+    m.index[t.lane] = operand;
     if ((mask & wave.left) != 0) {
         unsigned gone = 0;
         while (((mask & wave.left) >> gone & 1) == 0) ++gone;
@@ -855,17 +869,24 @@ void cluster_wait(Place place) {
 }
 
 void copy_bulk(void* shared, const void* global, unsigned bytes, Arrivals& arrivals) {
+    begin_copy(shared, global, bytes, arrivals, __builtin_return_address(0));
+}
+
+void copy_row_pieces(void* shared, const StridedRows& rows, int row, int piece, Arrivals& arrivals) {
     const void* caller = __builtin_return_address(0);
-    const std::size_t object = arrivals_offset(arrivals, caller);
-    Block& block = *current->block;
-    check_aligned(shared, 16, caller);
-    check_aligned(global, 16, caller);
-    if (bytes % 16 != 0) stop_here(716, caller, "copies " + std::to_string(bytes) + " bytes, no multiple of 16");
-    const std::size_t offset = shared_offset(shared, bytes, "copies", caller);
-    const Delivery delivery{offset, bytes, find_expected(block, object), global, {}, false};
-    check_delivery("copies", block, delivery, caller);
-    watch::bulk_copy_begins(delivery, caller);
-    begin_delivery(block, delivery);
+    check_aligned(shared, 128, caller);
+    if (row < 0 || static_cast<unsigned>(row) >= rows.count || piece < 0 ||
+        static_cast<unsigned>(piece) >= rows.pieces) {
+        stop_here(719, caller,
+                  "copies piece " + std::to_string(piece) + " of row " + std::to_string(row) + ", of " +
+                      std::to_string(rows.pieces) + " pieces and " + std::to_string(rows.count) + " rows");
+    }
+    for (unsigned round = 0; round < rows.rounds; ++round) {
+        const std::size_t from =
+            (static_cast<std::size_t>(row) * rows.rounds + round) * rows.pieces + static_cast<unsigned>(piece);
+        begin_copy(static_cast<char*>(shared) + round * rows.piece_bytes, rows.memory + from * rows.piece_bytes,
+                   rows.piece_bytes, arrivals, caller);
+    }
 }
 
 void send(void* place, int rank, const void* value, unsigned bytes, Arrivals& arrivals) {

@@ -37,7 +37,7 @@ void let_next_launch_begin();
 void wait_for_launch_before();
 
 // What __shfl_*_sync do on a wave of the card's width. `lanes` names the lanes of the wave that take part, each of
-// which must call with the same mask, operand and width; `width` cuts the wave into segments.
+// which must call with the same mask, width and, but for Index, operand; `width` cuts the wave into segments.
 enum class Shuffle { Xor, Down, Up, Index };
 std::uint32_t shuffle(Shuffle kind, std::uint64_t lanes, std::uint32_t value, int operand, int width);
 
@@ -72,6 +72,13 @@ void cluster_wait(Place place);
 // the seed says, others as late as that wait. A copy is for the own block; what is sent, 4, 8 or 16 bytes, goes to
 // where `place` and `arrivals` of the own block are in the block of this `rank`.
 void copy_bulk(void* shared, const void* global, unsigned bytes, Arrivals& arrivals);
+
+// Rows of `rounds` rounds of `pieces` pieces, and a copy of one piece of each round of a row, one behind the other.
+struct StridedRows {
+    const char* memory;
+    unsigned count, rounds, pieces, piece_bytes;
+};
+void copy_row_pieces(void* shared, const StridedRows& rows, int row, int piece, Arrivals& arrivals);
 void send(void* place, int rank, const void* value, unsigned bytes, Arrivals& arrivals);
 
 // Until all bytes that were expected have come.

@@ -88,24 +88,29 @@ void scratch() {
 
 // The rows of stream's clusters, and what its up kernel asks for beside the down kernel.
 void clusters() {
-    for (const int rows : {320, 324}) {
-        int next = 0;
-        for (int cluster = 0; cluster < kDownClusters; ++cluster) {
-            CHECK(cluster_first_row(cluster, rows) == next, rows, cluster);
-            next = cluster_first_row(cluster + 1, rows);
-            const int count = next - cluster_first_row(cluster, rows);
-            CHECK(count >= kClusterRowsAtLeast && count <= kClusterRows, rows, cluster, count);
+    for (const int instance : kStreamInstances) {
+        const int clusters = cluster_count(instance);
+        CHECK(clusters * cluster_blocks(instance) == kClusterDownBlocks, instance);
+        for (const int rows : {320, 324}) {
+            int next = 0;
+            for (int cluster = 0; cluster < clusters; ++cluster) {
+                CHECK(cluster_first_row(cluster, rows, clusters) == next, rows, cluster);
+                next = cluster_first_row(cluster + 1, rows, clusters);
+                const int count = next - cluster_first_row(cluster, rows, clusters);
+                CHECK(count >= cluster_rows_at_least(instance) && count <= cluster_rows(instance), rows, cluster,
+                      count);
+            }
+            CHECK(next == rows, rows, next);
         }
-        CHECK(next == rows, rows, next);
     }
     struct Row {
         int instance;
         std::size_t limit, asked;
     };
     constexpr std::size_t kHopper = 227 * 1024, kSmall = 99 * 1024;
-    // More than half of 227 KiB; beside down's 126 KiB only its own.
-    for (const Row& row : {Row{1, kHopper, 117248}, Row{2, kHopper, 117248}, Row{4, kHopper, 57616},
-                           Row{8, kHopper, 117248}, Row{1, kSmall, 52816}, Row{2, kSmall, 54416}}) {
+    // More than half of 227 KiB; beside down's 127 KiB only its own.
+    for (const Row& row : {Row{1, kHopper, 117248}, Row{2, kHopper, 117248}, Row{4, kHopper, 57744},
+                           Row{8, kHopper, 117248}, Row{1, kSmall, 52944}, Row{2, kSmall, 54544}}) {
         const std::size_t asked = cluster_up_asked(row.instance, row.limit);
         CHECK(asked == row.asked, row.instance, row.limit, asked);
     }

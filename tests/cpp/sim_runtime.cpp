@@ -305,6 +305,58 @@ void ring_kernel(Args args) {
     args.out[blockIdx.x] = next.value[0];
 }
 
+// Copies a piece of each round of a row; and each lane asks another one for its number.
+struct PieceArgs {
+    StridedRows rows;
+    float* out;
+    int row, piece, aside;
+};
+
+void piece_kernel(PieceArgs args) {
+    auto& arrivals = block_shared<Arrivals>();
+    auto* tile = reinterpret_cast<float*>(dynamic_shared()) + args.aside;
+    const int thread = static_cast<int>(static_cast<unsigned>(threadIdx.x));
+    if (thread == 0) {
+        expect_arrivals(arrivals, 48);
+        copy_row_pieces(tile, args.rows, args.row, args.piece, arrivals);
+    }
+    barrier();
+    wait_arrivals(arrivals);
+    if (thread < 12) args.out[thread] = tile[thread];
+    args.out[12 + thread] = shuffle_from(static_cast<float>(thread), thread * 7 % 32);
+}
+
+int run_pieces(int row, int piece, int aside, std::string* text = nullptr) {
+    open("sm_90");
+    alignas(16) float memory[2 * 3 * 4 * 4];  // rows, rounds, pieces of 16 bytes
+    for (int i = 0; i < 96; ++i) memory[i] = static_cast<float>(i);
+    float out[12 + 64] = {};
+    PieceArgs args{{}, out, row, piece, aside};
+    CHECK(can_describe_rows() && describe_rows(&args.rows, memory, 2, 3, 4, 16) == 0);
+    CHECK(launch_clusters(piece_kernel, dim3(2), 64, 256, Stream{}, args, 2) == 0);
+    const int code = stream_synchronize(nullptr);
+    if (code != 0 && text != nullptr) *text = error_text(code);
+    for (int i = 0; code == 0 && i < 12; ++i) {
+        CHECK(out[i] == static_cast<float>(((row * 3 + i / 4) * 4 + piece) * 4 + i % 4), row, piece, i, out[i]);
+    }
+    for (int i = 0; code == 0 && i < 64; ++i) {
+        CHECK(out[12 + i] == static_cast<float>(i / 32 * 32 + i * 7 % 32), i, out[12 + i]);
+    }
+    take_error();
+    return code;
+}
+
+void check_pieces() {
+    for (int row = 0; row < 2; ++row) {
+        for (int piece = 0; piece < 4; ++piece) CHECK(run_pieces(row, piece, 32) == 0, row, piece);
+    }
+    std::string text;
+    CHECK(run_pieces(0, 0, 16, &text) == 716 && text.find("not aligned") != std::string::npos, text);
+    CHECK(run_pieces(2, 3, 0, &text) == 719, text);
+    CHECK(text.find("copies piece 3 of row 2, of 4 pieces and 2 rows") != std::string::npos, text);
+    CHECK(run_pieces(1, 4, 0) == 719 && run_pieces(-1, 0, 0) == 719);
+}
+
 void check_clusters() {
     int early_values = 0, early_sums = 0;
     for (std::uint64_t seed = 0; seed < 32; ++seed) {
@@ -351,5 +403,6 @@ int main() {
     check_faults();
     check_capture();
     check_clusters();
+    check_pieces();
     return strata::test::result();
 }

@@ -3,6 +3,7 @@
 // Host functions return the runtime's error code as an int, 0 for success.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -158,6 +159,29 @@ __device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsi
     }
 }
 
+// Rows of global memory whose pieces can be copied: describe_rows() makes it, a kernel has it as a __grid_constant__.
+struct StridedRows {
+    CUtensorMap map;
+};
+
+// Asks for the description itself, so that the first copy need not wait for it.
+__device__ __forceinline__ void prefetch_rows(const StridedRows& rows) {
+    if constexpr (kClusters) asm volatile("prefetch.tensormap [%0];" ::"l"(&rows.map) : "memory");
+}
+
+// Copies piece `piece` of each round of row `row`, one behind the other, otherwise as copy_bulk(). `shared` is a
+// multiple of 128.
+__device__ __forceinline__ void copy_row_pieces(void* shared, const StridedRows& rows, int row, int piece,
+                                                Arrivals& arrivals) {
+    if constexpr (kClusters) {
+        asm volatile(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {0, %2, 0, %3}], "
+            "[%4];" ::"r"(shared_address(shared)),
+            "l"(&rows.map), "r"(piece), "r"(row), "r"(shared_address(&arrivals))
+            : "memory");
+    }
+}
+
 // Where `place` of this block's shared memory is in block `rank` of its cluster.
 __device__ __forceinline__ unsigned address_in_block(const void* place, int rank) {
     unsigned address = 0;
@@ -239,9 +263,10 @@ __device__ __forceinline__ void copy_async_wait() {
 #endif
 }
 
-// The block's dynamic shared memory, and a statically sized piece (one for each type).
+// The block's dynamic shared memory, of which copy_row_pieces() asks most, and a statically sized piece (one for each
+// type).
 __device__ __forceinline__ Float4* dynamic_shared() {
-    extern __shared__ __align__(16) unsigned char strata_dynamic_shared[];
+    extern __shared__ __align__(128) unsigned char strata_dynamic_shared[];
     return reinterpret_cast<Float4*>(strata_dynamic_shared);
 }
 
@@ -338,6 +363,38 @@ inline cudaLaunchAttribute clustered(int cluster) {
     attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     return attribute;
+}
+
+// The driver's function that describes memory to copies of pieces; null where it has none.
+inline auto row_encoder() {
+    static const auto found = [] {
+        void* function = nullptr;
+        cudaDriverEntryPointQueryResult result{};
+        constexpr unsigned kSince = 12000;
+        const cudaError_t error =
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kSince, cudaEnableDefault, &result);
+        if (error != cudaSuccess) take_error();
+        const bool has = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
+        return has ? reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function) : nullptr;
+    }();
+    return found;
+}
+inline bool can_describe_rows() { return row_encoder() != nullptr; }
+
+// `count` rows of `rounds` rounds each, of `pieces` pieces of `piece_bytes` bytes, all without gaps from `memory` on.
+inline int describe_rows(StridedRows* rows, const void* memory, unsigned count, unsigned rounds, unsigned pieces,
+                         unsigned piece_bytes) {
+    const auto encode = row_encoder();
+    if (encode == nullptr) return cudaErrorNotSupported;
+    const unsigned values = piece_bytes / 2;  // 16 bits each
+    const cuuint64_t sizes[] = {values, pieces, rounds, count};
+    const cuuint64_t strides[] = {piece_bytes, cuuint64_t{piece_bytes} * pieces,
+                                  cuuint64_t{piece_bytes} * pieces * rounds};
+    const cuuint32_t copied[] = {values, 1, rounds, 1};
+    const cuuint32_t steps[] = {1, 1, 1, 1};
+    return encode(&rows->map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, const_cast<void*>(memory), sizes, strides, copied,
+                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 // How many clusters of `cluster` such blocks the current device can run at once, with what else limits this process.

@@ -140,6 +140,9 @@ __device__ __forceinline__ void prefetch(const void*, unsigned) {}
 __device__ __forceinline__ void pause(unsigned) {}
 
 // No blocks here share their shared memory.
+#ifndef __grid_constant__
+#define __grid_constant__
+#endif
 inline constexpr bool kClusterLaunches = false;
 inline constexpr bool kClusters = false;
 struct Arrivals {};
@@ -147,6 +150,9 @@ __device__ __forceinline__ void expect_arrivals(Arrivals&, unsigned) {}
 __device__ __forceinline__ void cluster_arrive() {}
 __device__ __forceinline__ void cluster_wait() {}
 __device__ __forceinline__ void copy_bulk(void*, const void*, unsigned, Arrivals&) {}
+struct StridedRows {};
+__device__ __forceinline__ void prefetch_rows(const StridedRows&) {}
+__device__ __forceinline__ void copy_row_pieces(void*, const StridedRows&, int, int, Arrivals&) {}
 template <class T>
 __device__ __forceinline__ void send(T*, int, const T&, Arrivals&) {}
 __device__ __forceinline__ void wait_arrivals(Arrivals&) {}
@@ -267,7 +273,11 @@ int launch_overlapping(void (*kernel)(Arguments), dim3 grid, int block, std::siz
     return launch(kernel, grid, block, shared_bytes, stream, arguments);
 }
 
-// No card here is asked for it.
+// No card here is asked for these.
+inline bool can_describe_rows() { return false; }
+inline int describe_rows(StridedRows*, const void*, unsigned, unsigned, unsigned, unsigned) {
+    return hipErrorNotSupported;
+}
 template <class Arguments>
 int launch_clusters(void (*)(Arguments), dim3, int, std::size_t, Stream, Arguments, int) {
     return hipErrorNotSupported;

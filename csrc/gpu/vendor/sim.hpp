@@ -22,6 +22,7 @@
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 namespace strata::gpu {
 
@@ -129,7 +130,10 @@ inline constexpr bool kClusterLaunches = true;  // on some cards
 inline constexpr bool kClusters = true;
 using sim::Arrivals;
 using sim::copy_bulk;
+using sim::copy_row_pieces;
 using sim::expect_arrivals;
+using sim::StridedRows;
+__forceinline__ void prefetch_rows(const StridedRows&) {}
 using sim::wait_arrivals;
 __forceinline__ void cluster_arrive(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     sim::cluster_arrive({file, line});
@@ -202,6 +206,13 @@ template <class... Arguments>
 int preload(void (*kernel)(Arguments...), bool* overlaps = nullptr) {
     if (overlaps != nullptr) *overlaps = true;
     return sim::preload(reinterpret_cast<const void*>(kernel));
+}
+
+inline bool can_describe_rows() { return true; }
+inline int describe_rows(StridedRows* rows, const void* memory, unsigned count, unsigned rounds, unsigned pieces,
+                         unsigned piece_bytes) {
+    *rows = {static_cast<const char*>(memory), count, rounds, pieces, piece_bytes};
+    return 0;
 }
 
 // The blocks of a cluster always have room.
