@@ -16,7 +16,8 @@ HERE = Path(__file__).parent
 
 
 def python(*arguments, **environment):
-    """A fresh Python that finds the same strata_ops and these tests."""
+    """A fresh Python that finds the same strata_ops, or PYTHONPATH's, and these tests. (Not in the root of the sources,
+    where one that was built in place would be found before any other.)"""
     import strata_ops
 
     places = os.pathsep.join([str(Path(strata_ops.__file__).parents[1]), str(HERE)])
@@ -26,6 +27,7 @@ def python(*arguments, **environment):
         capture_output=True,
         text=True,
         timeout=300,
+        cwd=HERE,
     )
 
 

@@ -34,7 +34,7 @@ inline constexpr GrVariant kGrVariants[] = {
     {kHcStaged, "staged", true, "split's norm; two half-stream tiles in flight, next weights prefetched"},
     {kHcRegisterHalf, "p4", true, "staged's schedule, tile h+2 carried in registers in two halves"},
     {kHcStream, "stream", true,
-     "each row shared by four blocks; weights on their way before the launch ahead has ended"},
+     "each row shared by several blocks; weights on their way before the launch ahead has ended"},
     {kHcTiled, "tiled", false, "many tokens: tiles of rows times tiles of tokens, weights loaded once a tile"},
     {kHcRuntimeGeometry, "runtime_geometry", false, "any supported geometry, taken at run time"},
 };

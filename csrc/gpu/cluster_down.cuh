@@ -33,6 +33,8 @@ struct ClusterDownShared {
     float group_sums[kStreams][kNormGroups];
     float rs[kTokens][kStreams];
     Arrivals weights_arrive, norm_sums_arrive, rs_arrive, lane_sums_arrive;
+
+    static_assert(sizeof(Chunk[kPositions]) % kRowAlignment == 0);
 };
 static_assert(sizeof(ClusterDownShared<1>) == cluster_down_bytes(1) &&
               sizeof(ClusterDownShared<2>) == cluster_down_bytes(2) &&
