@@ -80,9 +80,16 @@ struct FewTokens {
     // Long rows are read in parts, each by all rows before the next, so that its activations stay in the first cache;
     // for so few tokens that these are little beside the weights, a row is read at once.
     static constexpr std::int64_t kPartWeights = 512;
+    static constexpr std::int64_t kPart = kPartWeights / kBundle;  // bundles
+    static_assert(kPart > 1);
     static constexpr int kAtOnce = 2;
-    // Asked for so far ahead.
-    static constexpr std::int64_t kAheadWeights = 4096;
+
+    // Asked for so many weights ahead. Of parts twice, all rows ahead and again kNearRows before: rows that are a
+    // multiple of 4 kB apart share the sets of the first cache, which does not keep a part of all of them.
+    static constexpr std::int64_t kAheadAtOnce = 3072;
+    static constexpr std::int64_t kNearRows = kRows / 4;
+    // Of short rows so many behind the rows that come next.
+    static constexpr std::int64_t kAheadShort = 2560;
 
     static constexpr int kLine = 64 / sizeof(std::uint16_t);
     static constexpr int kLines = kBundle / kLine;
@@ -93,164 +100,248 @@ struct FewTokens {
         return V::kOtherTail > 0 && tail > 0 && tail <= kWidth / 2;
     }
 
-    // Rows that meet an activation together, and what is asked for meanwhile, at the place of the bundle that is
-    // multiplied: asked[0], from bundle `turn` on asked[1].
+    // Of kRows rows, read kAbreast at a time: vector v of the sums of row `row` and token t. What a step writes lies
+    // together. (Token by token, a page each, it takes a fifth longer at 8 tokens.)
+    template <int kTokens>
+    struct Sums {
+        static constexpr int kAbreast = V::rows_abreast(kTokens);
+        static constexpr int kDots = kAbreast * kTokens;
+
+        Floats* step(std::int64_t row, std::int64_t v) { return of[row / kAbreast][v]; }
+        Floats& at(std::int64_t row, int t, std::int64_t v) {
+            return of[row / kAbreast][v][row % kAbreast * kTokens + t];
+        }
+        // The stages of the xor tree between the vectors.
+        Floats meet(std::int64_t row, int t) {
+            if constexpr (kVectors == 2) {
+                return at(row, t, 0) + at(row, t, 1);
+            } else {
+                static_assert(kVectors == 4);
+                return (at(row, t, 0) + at(row, t, 2)) + (at(row, t, 1) + at(row, t, 3));
+            }
+        }
+
+        Floats of[kRows / kAbreast][kVectors][kDots];
+    };
+
+    // What is asked for while a bundle of kAbreast rows is multiplied: as much from each of these on.
     template <int kAbreast>
-    struct Abreast {
-        const std::uint16_t *at[kAbreast], *asked[2][kAbreast];
-        std::int64_t turn;
+    struct Asked {
+        const std::uint16_t *near[kAbreast], *far[kAbreast];
     };
 
     template <int kTokens>
     static void sum_of(const Activations& x, const Rows& rows, const Rows& follows, Floats* totals) {
-        constexpr int kAbreast = V::rows_abreast(kTokens);
-        constexpr std::int64_t kSteps = kRows / kAbreast;
-        constexpr std::int64_t kPart = kPartWeights / kBundle;
-        constexpr std::int64_t kAhead = kAheadWeights / kAbreast / kBundle;
-        const std::int64_t bundles = (x.chunks() + kWidth - 1) / kWidth;
-        static_assert(kPart > 1, "a whole bundle in the last part");
-        const std::int64_t part = kTokens <= kAtOnce || bundles < 2 * kPart ? bundles : kPart;
-        Floats sums[kSteps][kAbreast * kTokens * kVectors], lanes[kRows * kTokens];
-        for (std::int64_t begin = 0, end; begin < bundles; begin = end) {
-            end = begin + 2 * part <= bundles ? begin + part : bundles;
-            const std::int64_t length = end - begin;
-            // Asked for is what comes `rest` bundles later in the same rows or, where a part is shorter, in the rows of
-            // `steps` steps later; where it is the whole row, in the rows that follow.
-            const std::int64_t rest = length > kAhead ? kAhead : 0;
-            const std::int64_t steps = rest > 0 ? 0 : part == bundles ? kSteps : kAhead / length;
-            const auto later = [&](std::int64_t row) {
-                if (row < rows.count) return rows.first + row * rows.stride;
-                const std::int64_t r = row - rows.count;
-                if (end < bundles) return rows.first + (r < rows.count ? r : 0) * rows.stride + length * kBundle;
-                return follows.first + (r < follows.count ? r : 0) * follows.stride - begin * kBundle;
-            };
-            for (std::int64_t row = 0; row < rows.count; row += kAbreast) {
-                Abreast<kAbreast> abreast;
-                for (int i = 0; i < kAbreast; ++i) {
-                    // Beyond the last row it is that one once more.
-                    abreast.at[i] = rows.first + (row + i < rows.count ? row + i : rows.count - 1) * rows.stride;
-                    abreast.asked[0][i] = later(row + steps * kAbreast + i) + rest * kBundle;
-                    abreast.asked[1][i] = later(row + (steps + 1) * kAbreast + i) + (rest - length) * kBundle;
-                }
-                abreast.turn = end - rest;
-                Floats* const own = sums[part == bundles ? 0 : row / kAbreast];
-                add<kAbreast, kTokens>(abreast, begin, end, x, own, lanes + row * kTokens);
-            }
-        }
-        for (std::int64_t i = rows.count * kTokens; i < kRows * kTokens; ++i) lanes[i] = V::zero();
-        for (int t = 0; t < kTokens; ++t) totals[t] = V::template tree<kTokens>(lanes + t);
-    }
-
-    // Adds bundles [begin, end) to the sums, and after the last one makes of them lanes[i * kTokens + t].
-    template <int kAbreast, int kTokens>
-    __attribute__((noinline)) static void add(const Abreast<kAbreast>& rows, std::int64_t begin, std::int64_t end,
-                                              const Activations& x, Floats* sums, Floats* lanes) {
-        constexpr int kDots = kAbreast * kTokens;
+        constexpr int kAbreast = Sums<kTokens>::kAbreast;
         const std::int64_t whole = x.chunks() / kWidth;
-        const bool last = end * kWidth >= x.chunks();
-        if (begin == 0 && whole < kVectors) {
-            for (int i = 0; i < kDots * kVectors; ++i) sums[i] = V::zero();
-        }
-        for (std::int64_t bundle = begin; bundle < (last ? whole - 1 : end); ++bundle) {
-            Floats dots[kDots];
-            multiply_whole<kAbreast, kTokens>(rows, bundle, x, dots);
-            Floats* const own = sums + bundle % kVectors;
-            if (bundle < kVectors) {
-#pragma GCC unroll 16
-                for (int i = 0; i < kDots; ++i) own[i * kVectors] = V::zero() + dots[i];
-            } else {
-#pragma GCC unroll 16
-                for (int i = 0; i < kDots; ++i) own[i * kVectors] = own[i * kVectors] + dots[i];
+        Sums<kTokens> sums;
+        for (std::int64_t row = 0; row < kRows; ++row) {
+            for (std::int64_t v = row < rows.count ? whole : 0; v < kVectors; ++v) {
+                for (int t = 0; t < kTokens; ++t) sums.at(row, t, v) = V::zero();
             }
         }
-        if (!last) return;
-        // The last whole bundle comes behind the part of one that follows it, which is of other lanes: its sums meet
-        // the others without being stored.
-        if (whole * kWidth < x.chunks()) add_tails<kAbreast, kTokens>(rows, x, sums);
-        if (whole == 0) {
-            for (int i = 0; i < kDots; ++i) lanes[i] = meet(sums + i * kVectors, 0, sums[i * kVectors]);
-            return;
+        // Beyond the last row it is that one once more.
+        const std::uint16_t* at[kRows];
+        for (std::int64_t row = 0; row < kRows; ++row) {
+            at[row] = rows.first + (row < rows.count ? row : rows.count - 1) * rows.stride;
         }
-        Floats dots[kDots];
-        multiply_whole<kAbreast, kTokens>(rows, whole - 1, x, dots);
-        const std::int64_t own = (whole - 1) % kVectors;
-#pragma GCC unroll 16
-        for (int i = 0; i < kDots; ++i) {
-            const Floats* const v = sums + i * kVectors;
-            lanes[i] = meet(v, own, (whole <= kVectors ? V::zero() : v[own]) + dots[i]);
-        }
-    }
-
-    // The stages of the xor tree between the vectors of a row's sums, of which v[own] is `sum`.
-    static Floats meet(const Floats* v, std::int64_t own, Floats sum) {
-        if constexpr (kVectors == 2) {
-            return sum + v[own ^ 1];
+        if (whole < 2 * kPart) {
+            add_short_rows<kTokens>(x, rows, follows, at, sums);
+        } else if constexpr (kTokens <= kAtOnce) {
+            add_at_once<kTokens>(x, rows, follows, at, sums);
         } else {
-            static_assert(kVectors == 4);
-            return (sum + v[own ^ 2]) + (v[own ^ 1] + v[own ^ 3]);
+            add_in_parts<kTokens>(x, rows, follows, at, sums);
+        }
+        if (x.chunks() % kWidth != 0) {
+            // Of short rows the last ones that follow: the others were asked for above.
+            const std::uint16_t* const asked = follows.first + rows.count / kAbreast * whole * kAbreast * kBundle;
+            if (tails_share(x)) {
+                add_shared_tails<kTokens>(x, rows.count, asked, at, sums);
+            } else {
+                add_tails<kTokens>(x, rows.count, asked, at, sums);
+            }
+        }
+        for (int t = 0; t < kTokens; ++t) totals[t] = V::tree([&](int row) { return sums.meet(row, t); });
+    }
+
+    // What follows is asked for in the order of memory.
+    template <int kTokens>
+    __attribute__((always_inline)) static void add_short_rows(const Activations& x, const Rows& rows,
+                                                              const Rows& follows, const std::uint16_t* const* at,
+                                                              Sums<kTokens>& sums) {
+        constexpr int kAbreast = Sums<kTokens>::kAbreast;
+        const std::int64_t whole = x.chunks() / kWidth;
+        const std::uint16_t* next = follows.first;
+        for (std::int64_t row = 0; row < rows.count; row += kAbreast) {
+            // The next page first: to find it takes longer than to read it.
+            if (kTokens > kAtOnce) ask(next + kAheadShort);
+            for (std::int64_t bundle = 0; bundle < whole; ++bundle) {
+                const Asked<kAbreast> asked = in_order<kAbreast>(next);
+                add<kTokens, kTokens <= kAtOnce>(x, bundle, at + row, asked, sums.step(row, bundle % kVectors));
+                next += kAbreast * kBundle;
+            }
         }
     }
 
-    template <int kAbreast, int kTokens>
-    __attribute__((always_inline)) static void multiply_whole(const Abreast<kAbreast>& rows, std::int64_t bundle,
-                                                              const Activations& x,
-                                                              Floats (&dots)[kAbreast * kTokens]) {
+    template <int kAbreast>
+    static Asked<kAbreast> in_order(const std::uint16_t* next) {
+        Asked<kAbreast> asked;
+        for (int i = 0; i < kAbreast; ++i) {
+            asked.near[i] = next + i * kBundle;
+            asked.far[i] = asked.near[i] + kAheadShort;
+        }
+        return asked;
+    }
+
+    template <int kTokens>
+    __attribute__((always_inline)) static void add_at_once(const Activations& x, const Rows& rows, const Rows& follows,
+                                                           const std::uint16_t* const* at, Sums<kTokens>& sums) {
+        constexpr int kAbreast = Sums<kTokens>::kAbreast;
+        constexpr std::int64_t kAhead = kAheadAtOnce / kAbreast / kBundle;
+        const std::int64_t whole = x.chunks() / kWidth;
+        for (std::int64_t row = 0; row < rows.count; row += kAbreast) {
+            const std::uint16_t* next[kAbreast];
+            for (int i = 0; i < kAbreast; ++i) {
+                const std::int64_t r = row + kAbreast + i;
+                next[i] = (r < rows.count ? at[r] : row_of(follows, r - rows.count)) - whole * kBundle;
+            }
+            for (std::int64_t bundle = 0; bundle < whole; ++bundle) {
+                Asked<kAbreast> asked;
+                for (int i = 0; i < kAbreast; ++i) {
+                    asked.near[i] = (bundle + kAhead < whole ? at[row + i] : next[i]) + (bundle + kAhead) * kBundle;
+                }
+                add<kTokens, false>(x, bundle, at + row, asked, sums.step(row, bundle % kVectors));
+            }
+        }
+    }
+
+    template <int kTokens>
+    __attribute__((always_inline)) static void add_in_parts(const Activations& x, const Rows& rows, const Rows& follows,
+                                                            const std::uint16_t* const* at, Sums<kTokens>& sums) {
+        constexpr int kAbreast = Sums<kTokens>::kAbreast;
+        static_assert(kNearRows % kAbreast == 0);
+        const std::int64_t whole = x.chunks() / kWidth;
+        // The rows of this part, then those of the next one.
+        const std::uint16_t* later[2 * kRows];
+        for (std::int64_t begin = 0, end; begin < whole; begin = end) {
+            end = begin + 2 * kPart <= whole ? begin + kPart : whole;
+            for (std::int64_t i = 0; i < 2 * kRows; ++i) {
+                const std::int64_t next = i - rows.count;
+                later[i] = next < 0      ? at[i]
+                           : end < whole ? at[next % kRows] + (end - begin) * kBundle
+                                         : row_of(follows, next) - begin * kBundle;
+            }
+            for (std::int64_t row = 0; row < rows.count; row += kAbreast) {
+                for (std::int64_t bundle = begin; bundle < end; ++bundle) {
+                    Asked<kAbreast> asked;
+                    for (int i = 0; i < kAbreast; ++i) {
+                        asked.near[i] = later[row + kNearRows + i] + bundle * kBundle;
+                        asked.far[i] = later[row + kRows + i] + bundle * kBundle;
+                    }
+                    add<kTokens, true>(x, bundle, at + row, asked, sums.step(row, bundle % kVectors));
+                }
+            }
+        }
+    }
+
+    static const std::uint16_t* row_of(const Rows& rows, std::int64_t row) {
+        return rows.first + (row < rows.count ? row : 0) * rows.stride;
+    }
+
+    // Adds a whole bundle of the rows of a step.
+    template <int kTokens, bool kFar>
+    __attribute__((always_inline)) static void add(const Activations& x, std::int64_t bundle,
+                                                   const std::uint16_t* const* at,
+                                                   const Asked<Sums<kTokens>::kAbreast>& asked, Floats* sums) {
+        constexpr int kAbreast = Sums<kTokens>::kAbreast, kDots = Sums<kTokens>::kDots;
         const std::int64_t offset = bundle * kBundle;
         Words words[kAbreast][4];
 #pragma GCC unroll 4
-        for (int i = 0; i < kAbreast; ++i) V::load(rows.at[i] + offset, words[i]);
-        multiply<kAbreast, kTokens, kAbreast * kLines>(words, x.data() + offset * kTokens,
-                                                       rows.asked[bundle >= rows.turn], offset, dots);
+        for (int i = 0; i < kAbreast; ++i) V::load(at[i] + offset, words[i]);
+        Floats dots[kDots];
+        multiply<kAbreast, kTokens, kFar>(words, x.data() + offset * kTokens, asked, dots);
+        if (bundle < kVectors) {
+#pragma GCC unroll 16
+            for (int i = 0; i < kDots; ++i) sums[i] = V::zero() + dots[i];
+        } else {
+#pragma GCC unroll 16
+            for (int i = 0; i < kDots; ++i) sums[i] = sums[i] + dots[i];
+        }
     }
 
-    // The same for what is left behind the whole bundles.
-    template <int kAbreast, int kTokens>
-    __attribute__((always_inline)) static void add_tails(const Abreast<kAbreast>& rows, const Activations& x,
-                                                         Floats* sums) {
+    // Adds what is left behind the whole bundles.
+    template <int kTokens>
+    static void add_tails(const Activations& x, std::int64_t count, const std::uint16_t* next,
+                          const std::uint16_t* const* at, Sums<kTokens>& sums) {
+        constexpr int kAbreast = Sums<kTokens>::kAbreast, kDots = Sums<kTokens>::kDots;
         const std::int64_t bundle = x.chunks() / kWidth;
         const std::int64_t offset = bundle * kBundle;
         const auto part = V::part(x.chunks() * kChunk - offset);
-        const std::uint16_t* const* const asked = rows.asked[bundle >= rows.turn];
-        Floats* const own = sums + bundle % kVectors;
-        if constexpr (V::kOtherTail > 0) {
-            if (tails_share(x)) {
-                constexpr int kPairs = kAbreast / 2;
-                Words words[kPairs][4];
-#pragma GCC unroll 2
-                for (int i = 0; i < kPairs; ++i) {
-                    V::load_tails(rows.at[2 * i] + offset, rows.at[2 * i + 1] + offset, part, words[i]);
-                }
-                Floats dots[kPairs * kTokens];
-                multiply<kPairs, kTokens, kAbreast * kLines / 2, kAbreast>(words, x.data() + offset * kTokens, asked,
-                                                                           offset, dots);
-#pragma GCC unroll 16
-                for (int i = 0; i < kPairs * kTokens; ++i) {
-                    Floats* const first = own + (i / kTokens * 2 * kTokens + i % kTokens) * kVectors;
-                    V::add_tails(first[0], first[kTokens * kVectors], dots[i]);
-                }
-                return;
-            }
-        }
-        Words words[kAbreast][4];
+        for (std::int64_t row = 0; row < count; row += kAbreast) {
+            Words words[kAbreast][4];
 #pragma GCC unroll 4
-        for (int i = 0; i < kAbreast; ++i) V::load_part(rows.at[i] + offset, part, words[i]);
-        Floats dots[kAbreast * kTokens];
-        multiply<kAbreast, kTokens, kAbreast * kLines>(words, x.data() + offset * kTokens, asked, offset, dots);
+            for (int i = 0; i < kAbreast; ++i) V::load_part(at[row + i] + offset, part, words[i]);
+            Floats dots[kDots];
+            multiply<kAbreast, kTokens, kTokens <= kAtOnce>(words, x.data() + offset * kTokens,
+                                                            in_order<kAbreast>(next), dots);
+            next += kAbreast * kBundle;
+            Floats* const own = sums.step(row, bundle % kVectors);
 #pragma GCC unroll 16
-        for (int i = 0; i < kAbreast * kTokens; ++i) own[i * kVectors] = own[i * kVectors] + dots[i];
+            for (int i = 0; i < kDots; ++i) own[i] = own[i] + dots[i];
+        }
     }
 
-    // dots[i * kTokens + t]: of a bundle of row i and token t. Meanwhile kAsked lines of kAskedRows rows are asked for.
-    template <int kAbreast, int kTokens, int kAsked, int kAskedRows = kAbreast>
+    // The same where a vector has those of two rows.
+    template <int kTokens>
+    __attribute__((always_inline)) static void add_shared_tails(const Activations& x, std::int64_t count,
+                                                                const std::uint16_t* next,
+                                                                const std::uint16_t* const* at, Sums<kTokens>& sums) {
+        if constexpr (V::kOtherTail > 0) {
+            constexpr int kAbreast = Sums<kTokens>::kAbreast, kDots = Sums<kTokens>::kDots;
+            const std::int64_t bundle = x.chunks() / kWidth;
+            const std::int64_t offset = bundle * kBundle;
+            const auto part = V::part(x.chunks() * kChunk - offset);
+            for (std::int64_t row = 0; row < count; row += 2 * kAbreast) {
+                Words words[kAbreast][4];
+#pragma GCC unroll 4
+                for (int i = 0; i < kAbreast; ++i) {
+                    V::load_tails(at[row + 2 * i] + offset, at[row + 2 * i + 1] + offset, part, words[i]);
+                }
+                Floats dots[kDots];
+                multiply<kAbreast, kTokens, kTokens <= kAtOnce>(words, x.data() + offset * kTokens,
+                                                                in_order<kAbreast>(next), dots);
+                next += kAbreast * kBundle;
+#pragma GCC unroll 16
+                for (int i = 0; i < kDots; ++i) {
+                    const std::int64_t first = row + i / kTokens * 2;
+                    const int t = i % kTokens;
+                    V::add_tails(sums.at(first, t, bundle % kVectors), sums.at(first + 1, t, bundle % kVectors),
+                                 dots[i]);
+                }
+            }
+        }
+    }
+
+    // (Were this not inlined early, GCC would take it for a function that does nothing.)
+    __attribute__((always_inline)) static void ask(const std::uint16_t* line) {
+        _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_NTA);
+    }
+
+    // dots[i * kTokens + t]: of a bundle of row i and token t. Meanwhile as many lines are asked for, near and, with
+    // kFar, far.
+    template <int kAbreast, int kTokens, bool kFar>
     __attribute__((always_inline)) static void multiply(const Words (&words)[kAbreast][4], const float* x,
-                                                        const std::uint16_t* const* asked, std::int64_t offset,
+                                                        const Asked<kAbreast>& asked,
                                                         Floats (&dots)[kAbreast * kTokens]) {
+        std::int64_t none = 0;
 #pragma GCC unroll 8
         for (int e = 0; e < kChunk; ++e) {
+            constexpr int kAsked = kAbreast * kLines;
 #pragma GCC unroll 4
             for (int n = e * kAsked / kChunk; n < (e + 1) * kAsked / kChunk; ++n) {
-                _mm_prefetch(reinterpret_cast<const char*>(asked[n % kAskedRows] + offset + n / kAskedRows * kLine),
-                             _MM_HINT_NTA);
+                const std::int64_t line = n % kLines * kLine + none;
+                ask(asked.near[n / kLines] + line);
+                if (kFar) ask(asked.far[n / kLines] + line);
             }
             Floats weights[kAbreast];
 #pragma GCC unroll 4
@@ -260,14 +351,12 @@ struct FewTokens {
 #pragma GCC unroll 8
             for (int t = 0; t < kTokens; ++t) {
                 Floats activation = V::load(x + (e * kTokens + t) * kWidth);
-                if (kAbreast > 1) {
-                    // In a register, not loaded anew for each row. And the lines are asked for element by element, not
-                    // all at once where the compiler would have them (down at 8 tokens takes a tenth longer).
-                    if (t == 0) {
-                        asm volatile("" : "+v"(activation), "+r"(offset));
-                    } else {
-                        asm("" : "+v"(activation));
-                    }
+                // In a register, not loaded anew for each row. And the lines are asked for element by element, not all
+                // at once where the compiler would have them (down at 8 tokens takes a tenth longer).
+                if (t == 0) {
+                    asm volatile("" : "+v"(activation), "+r"(none));
+                } else {
+                    asm("" : "+v"(activation));
                 }
 #pragma GCC unroll 4
                 for (int i = 0; i < kAbreast; ++i) {

@@ -117,9 +117,10 @@ bool read(const ReadArgs& args, const char* path, ParallelFor parallel_for, Repo
         return false;
     }
     const Geometry& g = args.geometry;
-    const std::int64_t passes = part_count(args.tokens, kPassTokens);
+    const std::int64_t most = args.tokens <= kTwiceFewTokens ? kFewTokens : kPassTokens;
+    const std::int64_t passes = part_count(args.tokens, most);
     for (std::int64_t i = 0; i < passes; ++i) {
-        const TokenPart part = token_part(args.tokens, kPassTokens, i);
+        const TokenPart part = token_part(args.tokens, most, i);
         float* const scratch = static_cast<float*>(args.scratch);
         const std::int64_t values = part.count * g.depth();
         const Pass pass{move_to(args, part.first, part.count),

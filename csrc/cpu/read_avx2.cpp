@@ -74,12 +74,12 @@ struct Vector256 {
     }
     static constexpr int kOtherTail = 0;  // no two rows share a vector
 
-    // The last three stages of the xor tree, of a row in each of kWidth vectors kApart apart.
-    template <int kApart>
-    static Floats tree(const Floats* rows) {
+    // The last three stages of the xor tree, row(r) being the vector of row r.
+    template <class Row>
+    static Floats tree(const Row& row) {
         Floats v[4];
         for (int i = 0; i < 4; ++i) {
-            const __m256d a = _mm256_castps_pd(rows[2 * i * kApart]), b = _mm256_castps_pd(rows[(2 * i + 1) * kApart]);
+            const __m256d a = _mm256_castps_pd(row(2 * i)), b = _mm256_castps_pd(row(2 * i + 1));
             v[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)) + _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
         }
         for (int i = 0; i < 2; ++i) {

@@ -115,12 +115,12 @@ struct Vector512 {
         b = _mm512_mask_add_ps(b, 0x3333, b, _mm512_maskz_shuffle_ps(kAll, dots, dots, 0x4e));
     }
 
-    // The last four stages of the xor tree, of a row in each of kWidth vectors kApart apart.
-    template <int kApart>
-    static Floats tree(const Floats* rows) {
+    // The last four stages of the xor tree, row(r) being the vector of row r.
+    template <class Row>
+    static Floats tree(const Row& row) {
         Floats v[8];
         for (int i = 0; i < 8; ++i) {
-            const __m512d a = _mm512_castps_pd(rows[2 * i * kApart]), b = _mm512_castps_pd(rows[(2 * i + 1) * kApart]);
+            const __m512d a = _mm512_castps_pd(row(2 * i)), b = _mm512_castps_pd(row(2 * i + 1));
             v[i] = _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(kAll64, a, b)) +
                    _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(kAll64, a, b));
         }

@@ -182,7 +182,7 @@ int main() {
         {{96, 3, 24}, {1, 2, 7, 16, 17, 33, 63}},
         {{1056, 2, 264}, {1, 5, 8, 12, 40}},
         {{64, 8, 40}, {3, 8, 10, 17, 50}},
-        {{2048, 4, 320}, {1, 6, 9}},
+        {{2048, 4, 320}, {1, 6, 13}},
         {{32, 5, 392}, {9, 33}},       // lanes 16 to 31 of an up row have up to two chunks
         {{64, 2, 520}, {8, 14, 41}},   // an up row that is not packed whole, and of a ragged quad
         {{1312, 8, 16}, {2, 15, 36}},  // a down row of more than one part
