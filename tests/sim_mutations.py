@@ -49,7 +49,7 @@ HALVINGS = {
     "csrc/gpu/lanes.cuh": ((re.compile(r"int stage = (\w+) / 2"), r"int stage = \1 / 4"),),
     "csrc/gpu/up.cuh": ((re.compile(r"tree_sum<kRowThreads>"), "tree_sum<kRowThreads / 2>"),),
     "csrc/gpu/stream_up.cuh": ((re.compile(r"tree_sums<kRowThreads>"), "tree_sums<kRowThreads / 2>"),),
-    "csrc/gpu/cluster_up.cuh": ((re.compile(r"tree_sums<kRowThreads, kStreams>"), "tree_sums<kRowThreads / 2, kStreams>"),),
+    "csrc/gpu/cluster_up.cuh": ((re.compile(r"tree_sums<kRowThreads,"), "tree_sums<kRowThreads / 2,"),),
     "csrc/gpu/cluster_down.cuh": ((re.compile(r"tree_sums<kLanes>"), "tree_sums<kLanes / 2>"),),
     "csrc/gpu/vendor/sim.hpp": (
         (re.compile(r"std::uint64_t\{0xffffffff\}"), "std::uint64_t{0xffff}"),
