@@ -257,6 +257,31 @@ def build_fault_library(folder):
     return folder / "libstrata_cuda.so"
 
 
+def test_a_thread_that_has_not_called_the_runtime():
+    """Where all memory is there already, our read is the first that a new thread asks of the driver."""
+    code = """
+    import threading, torch
+    from support import MODEL, assert_same, make_inputs, named
+    from test_read import buffers
+    read = torch.ops.strata.fused_gr_read
+    inputs = make_inputs(MODEL, 1)
+    exact = named(read(*inputs, q8_1=True))
+    inputs = inputs.map(lambda t: t.cuda())
+    out = buffers(exact, inputs, "cuda")
+    read.out(*inputs, q8_1=True, **out)
+    for tensor in out.values():
+        tensor.zero_()
+    torch.cuda.synchronize()
+    thread = threading.Thread(target=lambda: read.out(*inputs, q8_1=True, **out))
+    thread.start()
+    thread.join()
+    assert_same(named(out.values()), exact)
+    print("equal")
+    """
+    done = python("-c", textwrap.dedent(code), STRATA_HC_SPLIT="stream")
+    assert done.stdout == "equal\n", done.stderr
+
+
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory):
     """A Python whose strata_ops has a CUDA library with a P4 that stores far outside of every buffer, and a gate that

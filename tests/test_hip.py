@@ -67,6 +67,8 @@ NVIDIA_ONLY = {
     "cudaSharedmemCarveoutMaxShared",
     "cudaLaunchAttribute", "cudaLaunchAttributeProgrammaticStreamSerialization", "cudaLaunchConfig_t",
     "cudaLaunchKernelExC", "cudaLaunchAttributeClusterDimension", "cudaOccupancyMaxActiveClusters",
+    "cudaDriverEntryPointQueryResult", "cudaDriverEntryPointSuccess", "cudaEnableDefault",
+    "cudaGetDriverEntryPointByVersion",
 }  # fmt: skip
 AMD_ONLY = {"hipErrorRuntimeMemory", "hipErrorRuntimeOther"}
 

@@ -130,8 +130,9 @@ STRATA_HOST_DEVICE constexpr int cluster_finished(int instance) {  // rows that 
 STRATA_HOST_DEVICE constexpr int cluster_positions(int instance) {  // chunks of a row that a block has
     return static_cast<int>(kModelGeometry.depth()) / kChunk / cluster_blocks(instance);
 }
+inline constexpr int kClusterRounds = static_cast<int>(kModelGeometry.depth()) / kChunk / kLanes;  // chunks of a lane
 // Dots behind those of a row and group of tokens, so that those who add do not meet in a bank.
-STRATA_HOST_DEVICE constexpr int cluster_dots_padding(int instance) { return 8 - cluster_lanes(instance); }
+STRATA_HOST_DEVICE constexpr int cluster_dots_padding(int instance) { return cluster_lanes(instance); }
 
 // The first of `rows` rows that cluster `cluster` of `count` has; the next cluster's first is where they end.
 STRATA_HOST_DEVICE constexpr int cluster_first_row(int cluster, int rows, int count) { return cluster * rows / count; }
@@ -173,6 +174,10 @@ constexpr std::size_t cluster_up_asked(int instance, std::size_t shared_limit) {
     const bool own_fits = down + own <= shared_limit;
     return alone < own || (own_fits && down + alone > shared_limit) ? own : alone;
 }
+
+// No block of another launch fits beside one of such a down kernel: neither of the up kernel ahead of it nor of its
+// own. (On cards that give a block 227 KiB, which the assertions below are for.)
+STRATA_HOST_DEVICE constexpr bool cluster_fills_card(int instance) { return instance > 4; }
 
 constexpr bool cluster_fits(int tokens, const LaunchLimits& limits) {
     return limits.clusters && cluster_down_bytes(stream_instance(tokens)) <= limits.shared_bytes;
@@ -278,6 +283,8 @@ static_assert(down_shared_bytes(kHcStaged, kExactTokens) <= kPlainSharedLimit);
 static_assert(down_shared_bytes(kHcStaged, 3) == down_shared_bytes(kHcRegisterHalf, 3));
 static_assert(stream_token_limit(48 * 1024) == 2 && stream_token_limit(64 * 1024) == 4);
 static_assert(stream_token_limit(99 * 1024) == 4 && stream_token_limit(227 * 1024) == 8);
+static_assert(cluster_down_bytes(4) + cluster_up_asked(4, 227 * 1024) + kReserved <= 227 * 1024);
+static_assert(cluster_down_bytes(8) + cluster_up_bytes(8) + kReserved > 227 * 1024);
 static_assert(cluster_fits(8, {227 * 1024, true, true}) && cluster_fits(2, {99 * 1024, true, true}));
 static_assert(!cluster_fits(3, {99 * 1024, true, true}) && !cluster_fits(1, {227 * 1024, true, false}));
 static_assert(tiled_fits(64 * 1024), "all cards but those without more than the plain limit");

@@ -106,6 +106,7 @@ struct FewTokens {
     struct Sums {
         static constexpr int kAbreast = V::rows_abreast(kTokens);
         static constexpr int kDots = kAbreast * kTokens;
+        static_assert(kRows % (2 * kAbreast) == 0, "tails are of two steps' rows at a time");
 
         Floats* step(std::int64_t row, std::int64_t v) { return of[row / kAbreast][v]; }
         Floats& at(std::int64_t row, int t, std::int64_t v) {
@@ -153,7 +154,8 @@ struct FewTokens {
             add_in_parts<kTokens>(x, rows, follows, at, sums);
         }
         if (x.chunks() % kWidth != 0) {
-            // Of short rows the last ones that follow: the others were asked for above.
+            // Of short rows the last ones that follow: the others were asked for above. (Of long ones with a tail what
+            // is far behind, for nothing: the model has none.)
             const std::uint16_t* const asked = follows.first + rows.count / kAbreast * whole * kAbreast * kBundle;
             if (tails_share(x)) {
                 add_shared_tails<kTokens>(x, rows.count, asked, at, sums);

@@ -73,8 +73,8 @@ struct ManyTokens {
 
   private:
     // Rows of at most kWhole chunks are packed whole; of longer ones the lanes of a quad, which share cache lines, and
-    // so many steps of them. (Shorter parts, of all lanes, let the weights stream from memory in their order: a tenth
-    // faster at 9 tokens, slower from 16 on.)
+    // so many steps of them. (Shorter parts, of all lanes, let the weights stream from memory in their order: slower
+    // from 16 tokens on.)
     static constexpr int kWhole = 64;
     static constexpr int kPartSteps = 40;
     static constexpr int kQuad = 4;

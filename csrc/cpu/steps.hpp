@@ -22,9 +22,10 @@ constexpr std::int64_t room(std::int64_t values) {
 inline constexpr int kGroupTokens = 8;
 
 // Up to so many tokens, one group, the vector paths read rows of weights from end to end (few_tokens.hpp), beyond lane
-// by lane (many_tokens.hpp). Somewhat more are two passes of few. One thread, AVX-512, few and many: 9 tokens 0.93 and
-// 1.07 ms, 12 tokens 1.12 and 1.21, 14 tokens the same, 16 tokens 1.47 and 1.41.
+// by lane (many_tokens.hpp).
 inline constexpr int kFewTokens = kGroupTokens;
+// Up to so many are two passes of few, on every path. (One thread, AVX-512, twice few and many: 9 tokens 0.93 and 1.07
+// ms, 12 tokens 1.12 and 1.21, 14 tokens the same, 16 tokens 1.47 and 1.41.)
 inline constexpr int kTwiceFewTokens = 12;
 
 struct Group {

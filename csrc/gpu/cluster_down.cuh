@@ -13,7 +13,7 @@ namespace strata::gpu {
 // The weights are described to the hardware that copies them: a row's piece of each round.
 struct ClusterArgs {
     GroupArgs group;
-    StridedRows w_down, w_inject;
+    RowPieces w_down, w_inject;
 };
 
 template <int kTokens>
@@ -52,19 +52,18 @@ __global__ void __launch_bounds__(kStreamThreads, kTokens <= 4 ? 2 : 1)
         constexpr int kBlockLanes = Shared::kBlockLanes;
         constexpr int kPositions = Shared::kPositions;
         constexpr int kOwn = Shared::kOwn;
-        constexpr int kCount = cluster_count(kTokens);
+        constexpr int kClusterCount = cluster_count(kTokens);
         constexpr int kRows = cluster_rows(kTokens);
         constexpr int kFinished = cluster_finished(kTokens);
         constexpr int kRowChunks = kDepth / kChunk;
-        constexpr int kRounds = kRowChunks / kLanes;  // chunks of a lane
+        constexpr int kRounds = kClusterRounds;
         constexpr int kStreamRounds = kRounds / kStreams;
         constexpr int kStreamFloat4s = kWidth / 4;
         constexpr int kBlockFloat4s = 2 * kBlockLanes;  // of a round
-        // No block of another launch fits beside one of this: neither of the up kernel ahead nor of the one behind.
-        constexpr bool kFillsCard = kTokens > 4;
+        constexpr bool kFillsCard = cluster_fills_card(kTokens);
         static_assert(kTokens * kStreams <= kLanes, "a lane makes the gain of each token and stream");
         static_assert(kTokens <= kBlocks, "a block for each token's norms");
-        static_assert(kTokens <= kCount, "a cluster stores what it has normalised of one token");
+        static_assert(kTokens <= kClusterCount, "a cluster stores what it has normalised of one token");
         static_assert(kRows <= kLanes, "a thread of the last group asks for each row's weights");
 
         const GroupArgs& args = cluster_args.group;
@@ -75,8 +74,8 @@ __global__ void __launch_bounds__(kStreamThreads, kTokens <= 4 ? 2 : 1)
         const int cluster = static_cast<int>(blockIdx.x) / kBlocks;
         const int tokens = kTokens <= 2 ? kTokens : args.tokens;
         const int all_rows = kRank + (args.w_inject != nullptr ? kStreams : 0);
-        const int first_row = cluster_first_row(cluster, all_rows, kCount);
-        const int rows = cluster_first_row(cluster + 1, all_rows, kCount) - first_row;
+        const int first_row = cluster_first_row(cluster, all_rows, kClusterCount);
+        const int rows = cluster_first_row(cluster + 1, all_rows, kClusterCount) - first_row;
         const int finished = (rows - rank + kBlocks - 1) / kBlocks;  // rows rank, rank + kBlocks, ...
 
         // A thread has one chunk of each row, in kOwn tokens.
@@ -101,8 +100,8 @@ __global__ void __launch_bounds__(kStreamThreads, kTokens <= 4 ? 2 : 1)
             prefetch_rows(cluster_args.w_down);
             if (args.w_inject != nullptr) prefetch_rows(cluster_args.w_inject);
         }
-        // The weights may still be written by the launch ahead, so they are asked for into the second-level cache only;
-        // and not where nothing of it runs any more, since activations would wait behind them.
+        // The weights may still be written by the launch ahead, so they are asked for into the second-level cache only.
+        // (With kFillsCard that launch has left the card when this block begins: activations would wait behind them.)
         const int asked_row = thread - (kStreamThreads - kLanes);  // a thread of the last group's
         const bool asks = asked_row >= 0 && asked_row < rows;
         const bool asks_inject = first_row + asked_row >= kRank;
@@ -251,8 +250,9 @@ __global__ void __launch_bounds__(kStreamThreads, kTokens <= 4 ? 2 : 1)
             const int chain_lane = thread % kBlockLanes;
             const int group = thread / kBlockLanes % Shared::kTokenGroups;
             const Dots* const chain = shared.dots[row][group] + chain_lane;
+            [[maybe_unused]] constexpr int kAhead = kOwn == 1 ? kRounds : kRounds / 2;  // loads that are under way
             Dots sums{};
-#pragma unroll(kOwn == 1 ? kRounds : kRounds / 2)
+#pragma unroll kAhead
             for (int r = 0; r < kRounds; ++r) {
                 const Dots dot = chain[r * kBlockLanes];
 #pragma unroll

@@ -526,10 +526,10 @@ int fused_gr_variant(int device, Report* report) {
 }
 
 void report_error(Report* report, int code, const char* call) {
-    if (!fused_gr_context_fatal(code, kBackend)) {
-        take_error();
-    } else {
+    if (fused_gr_context_fatal(code, kBackend)) {
         reported_fatal = code;
+    } else if (pending_error() == code) {  // a driver's function leaves none, and another library's is not ours to take
+        take_error();
     }
     report->code = code;
     report->say("%s failed: %s (%d): %s", call, error_name(code), code, error_text(code));

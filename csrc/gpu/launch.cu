@@ -183,20 +183,20 @@ class Launcher {
     bool overlapping() const { return overlapping_; }
 
     bool operator()(const Named& what, dim3 grid, int block, std::size_t shared_bytes, const GroupArgs& args) const {
-        return done(overlapping_ ? launch_overlapping(what.kernel, grid, block, shared_bytes, stream_, args)
-                                 : launch(what.kernel, grid, block, shared_bytes, stream_, args),
-                    what.name);
+        return succeeded(overlapping_ ? launch_overlapping(what.kernel, grid, block, shared_bytes, stream_, args)
+                                      : launch(what.kernel, grid, block, shared_bytes, stream_, args),
+                         what.name);
     }
 
     bool clusters(void (*kernel)(ClusterArgs), const char* name, int blocks, int block, std::size_t shared_bytes,
                   const ClusterArgs& args, int cluster) const {
-        return done(
+        return succeeded(
             launch_clusters(kernel, dim3(static_cast<unsigned>(blocks)), block, shared_bytes, stream_, args, cluster),
             name);
     }
 
-    // Says what went wrong with `what`, where something did.
-    bool done(int code, const char* what) const {
+    // Or reports what went wrong with `what`.
+    bool succeeded(int code, const char* what) const {
         if (code != 0) report_error(report_, code, what);
         return code == 0;
     }
@@ -272,17 +272,14 @@ bool read_group(const Launcher& launch, const GroupArgs& group, const NormKernel
 bool read_group_clusters(const Launcher& launch, const GroupArgs& group, StreamType type, std::size_t shared_limit) {
     const int instance = stream_instance(group.tokens);
     const ClusterKernels kernels = cluster_kernels(type, group.tokens, group.q8_1 != nullptr);
-    const int lanes = cluster_lanes(instance);
-    const auto describe = [lanes](StridedRows* rows, const Chunk* weights, int count) {
-        constexpr int kRounds = kDepth / kChunk / kLanes;
-        return describe_rows(rows, weights, static_cast<unsigned>(count), kRounds,
-                             static_cast<unsigned>(kLanes / lanes),
-                             static_cast<unsigned>(lanes) * static_cast<unsigned>(sizeof(Chunk)));
+    const auto describe = [&](RowPieces* rows, const Chunk* weights, int count, const char* what) {
+        const int piece_bytes = cluster_lanes(instance) * static_cast<int>(sizeof(Chunk));
+        return launch.succeeded(
+            describe_rows(rows, weights, count, kClusterRounds, cluster_blocks(instance), piece_bytes), what);
     };
     ClusterArgs args{group, {}, {}};
-    return launch.done(describe(&args.w_down, group.w_down, kRank), "describing w_down") &&
-           (group.w_inject == nullptr ||
-            launch.done(describe(&args.w_inject, group.w_inject, kStreams), "describing w_inject")) &&
+    return describe(&args.w_down, group.w_down, kRank, "describing w_down") &&
+           (group.w_inject == nullptr || describe(&args.w_inject, group.w_inject, kStreams, "describing w_inject")) &&
            launch.clusters(kernels.down, "gr_cluster_down_kernel", kClusterDownBlocks, kStreamThreads,
                            cluster_down_bytes(instance), args, cluster_blocks(instance)) &&
            launch(kernels.up, dim3(kStreamUpBlocks), kStreamThreads, cluster_up_asked(instance, shared_limit), group);
@@ -324,13 +321,12 @@ bool read_group_runtime(const Launcher& launch, const GroupArgs& group, const No
            launch(kUpRuntime, dim3(grid_size(g.width / kQ8Block)), kRuntimeThreads, 0, group);
 }
 
-// The kernels in clusters for up to `tokens` tokens, where they fit.
+// The kernels in clusters for up to `tokens` tokens, where they fit. All numbers of tokens have clusters or none: a
+// card without room for eight blocks (some part of one) takes three launches.
 int prepare_clusters(int tokens, LaunchLimits* limits) {
     if (!cluster_fits(tokens, *limits)) return 0;
-    if (!can_describe_rows()) {
-        limits->clusters = false;
-        return 0;
-    }
+    if (const int code = can_describe_rows(&limits->clusters)) return code;
+    if (!limits->clusters) return 0;
     const std::size_t down_bytes = cluster_down_bytes(tokens);
     for (const StreamType type : {StreamType::Float32, StreamType::BFloat16}) {
         const auto down = cluster_kernels(type, tokens, false).down;

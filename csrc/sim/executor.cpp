@@ -872,7 +872,7 @@ void copy_bulk(void* shared, const void* global, unsigned bytes, Arrivals& arriv
     begin_copy(shared, global, bytes, arrivals, __builtin_return_address(0));
 }
 
-void copy_row_pieces(void* shared, const StridedRows& rows, int row, int piece, Arrivals& arrivals) {
+void copy_row_pieces(void* shared, const RowPieces& rows, int row, int piece, Arrivals& arrivals) {
     const void* caller = __builtin_return_address(0);
     check_aligned(shared, 128, caller);
     if (row < 0 || static_cast<unsigned>(row) >= rows.count || piece < 0 ||

@@ -74,11 +74,11 @@ void cluster_wait(Place place);
 void copy_bulk(void* shared, const void* global, unsigned bytes, Arrivals& arrivals);
 
 // Rows of `rounds` rounds of `pieces` pieces, and a copy of one piece of each round of a row, one behind the other.
-struct StridedRows {
+struct RowPieces {
     const char* memory;
     unsigned count, rounds, pieces, piece_bytes;
 };
-void copy_row_pieces(void* shared, const StridedRows& rows, int row, int piece, Arrivals& arrivals);
+void copy_row_pieces(void* shared, const RowPieces& rows, int row, int piece, Arrivals& arrivals);
 void send(void* place, int rank, const void* value, unsigned bytes, Arrivals& arrivals);
 
 // Until all bytes that were expected have come.

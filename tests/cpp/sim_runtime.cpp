@@ -307,7 +307,7 @@ void ring_kernel(Args args) {
 
 // Copies a piece of each round of a row; and each lane asks another one for its number.
 struct PieceArgs {
-    StridedRows rows;
+    RowPieces rows;
     float* out;
     int row, piece, aside;
 };
@@ -332,7 +332,8 @@ int run_pieces(int row, int piece, int aside, std::string* text = nullptr) {
     for (int i = 0; i < 96; ++i) memory[i] = static_cast<float>(i);
     float out[12 + 64] = {};
     PieceArgs args{{}, out, row, piece, aside};
-    CHECK(can_describe_rows() && describe_rows(&args.rows, memory, 2, 3, 4, 16) == 0);
+    bool can = false;
+    CHECK(can_describe_rows(&can) == 0 && can && describe_rows(&args.rows, memory, 2, 3, 4, 16) == 0);
     CHECK(launch_clusters(piece_kernel, dim3(2), 64, 256, Stream{}, args, 2) == 0);
     const int code = stream_synchronize(nullptr);
     if (code != 0 && text != nullptr) *text = error_text(code);

@@ -6,6 +6,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -160,18 +161,18 @@ __device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsi
 }
 
 // Rows of global memory whose pieces can be copied: describe_rows() makes it, a kernel has it as a __grid_constant__.
-struct StridedRows {
+struct RowPieces {
     CUtensorMap map;
 };
 
 // Asks for the description itself, so that the first copy need not wait for it.
-__device__ __forceinline__ void prefetch_rows(const StridedRows& rows) {
+__device__ __forceinline__ void prefetch_rows(const RowPieces& rows) {
     if constexpr (kClusters) asm volatile("prefetch.tensormap [%0];" ::"l"(&rows.map) : "memory");
 }
 
 // Copies piece `piece` of each round of row `row`, one behind the other, otherwise as copy_bulk(). `shared` is a
 // multiple of 128.
-__device__ __forceinline__ void copy_row_pieces(void* shared, const StridedRows& rows, int row, int piece,
+__device__ __forceinline__ void copy_row_pieces(void* shared, const RowPieces& rows, int row, int piece,
                                                 Arrivals& arrivals) {
     if constexpr (kClusters) {
         asm volatile(
@@ -366,35 +367,55 @@ inline cudaLaunchAttribute clustered(int cluster) {
 }
 
 // The driver's function that describes memory to copies of pieces; null where it has none.
-inline auto row_encoder() {
-    static const auto found = [] {
-        void* function = nullptr;
-        cudaDriverEntryPointQueryResult result{};
-        constexpr unsigned kSince = 12000;
-        const cudaError_t error =
-            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kSince, cudaEnableDefault, &result);
-        if (error != cudaSuccess) take_error();
-        const bool has = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
-        return has ? reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function) : nullptr;
-    }();
-    return found;
+inline int row_encoder(decltype(&cuTensorMapEncodeTiled)* encoder) {
+    static std::atomic<decltype(&cuTensorMapEncodeTiled)> known{nullptr};
+    *encoder = known;
+    if (*encoder != nullptr) return 0;
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    constexpr unsigned kSince = 12000;
+    if (const int error =
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, kSince, cudaEnableDefault, &result)) {
+        return error;
+    }
+    if (result == cudaDriverEntryPointSuccess) known = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+    *encoder = known;
+    return 0;
 }
-inline bool can_describe_rows() { return row_encoder() != nullptr; }
+inline int can_describe_rows(bool* can) {
+    decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+    const int error = row_encoder(&encode);
+    *can = encode != nullptr;
+    return error;
+}
 
 // `count` rows of `rounds` rounds each, of `pieces` pieces of `piece_bytes` bytes, all without gaps from `memory` on.
-inline int describe_rows(StridedRows* rows, const void* memory, unsigned count, unsigned rounds, unsigned pieces,
-                         unsigned piece_bytes) {
-    const auto encode = row_encoder();
+inline int describe_rows(RowPieces* rows, const void* memory, int count, int rounds, int pieces, int piece_bytes) {
+    decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+    if (const int error = row_encoder(&encode)) return error;
     if (encode == nullptr) return cudaErrorNotSupported;
-    const unsigned values = piece_bytes / 2;  // 16 bits each
-    const cuuint64_t sizes[] = {values, pieces, rounds, count};
-    const cuuint64_t strides[] = {piece_bytes, cuuint64_t{piece_bytes} * pieces,
-                                  cuuint64_t{piece_bytes} * pieces * rounds};
-    const cuuint32_t copied[] = {values, 1, rounds, 1};
+    const auto values = static_cast<cuuint32_t>(piece_bytes / 2);  // of 16 bits
+    const auto piece = static_cast<cuuint64_t>(piece_bytes);
+    const auto round = piece * static_cast<cuuint64_t>(pieces);
+    const cuuint64_t sizes[] = {values, static_cast<cuuint64_t>(pieces), static_cast<cuuint64_t>(rounds),
+                                static_cast<cuuint64_t>(count)};
+    const cuuint64_t strides[] = {piece, round, round * static_cast<cuuint64_t>(rounds)};
+    const cuuint32_t copied[] = {values, 1, static_cast<cuuint32_t>(rounds), 1};
     const cuuint32_t steps[] = {1, 1, 1, 1};
-    return encode(&rows->map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, const_cast<void*>(memory), sizes, strides, copied,
-                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const auto describe = [&] {
+        return encode(&rows->map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, const_cast<void*>(memory), sizes, strides, copied,
+                      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    };
+    int code = describe();
+    if (code == CUDA_ERROR_INVALID_CONTEXT) {
+        // A driver's function, unlike the runtime's, does not make the device's context current for a new thread.
+        int device = 0;
+        if (const int error = cudaGetDevice(&device)) return error;
+        if (const int error = cudaSetDevice(device)) return error;
+        code = describe();
+    }
+    return code;
 }
 
 // How many clusters of `cluster` such blocks the current device can run at once, with what else limits this process.

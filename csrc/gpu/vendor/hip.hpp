@@ -15,6 +15,11 @@
 #include "common/arithmetic.hpp"
 #include "common/fused_gr_policy.hpp"
 
+// Of a kernel's argument: not copied for each thread. No kernel that asks for it is compiled here.
+#ifndef __grid_constant__
+#define __grid_constant__
+#endif
+
 namespace strata::gpu {
 
 inline constexpr GrBackend kBackend = GrBackend::Hip;
@@ -140,19 +145,18 @@ __device__ __forceinline__ void prefetch(const void*, unsigned) {}
 __device__ __forceinline__ void pause(unsigned) {}
 
 // No blocks here share their shared memory.
-#ifndef __grid_constant__
-#define __grid_constant__
-#endif
 inline constexpr bool kClusterLaunches = false;
 inline constexpr bool kClusters = false;
-struct Arrivals {};
+struct Arrivals {
+    std::uint64_t state;
+};
 __device__ __forceinline__ void expect_arrivals(Arrivals&, unsigned) {}
 __device__ __forceinline__ void cluster_arrive() {}
 __device__ __forceinline__ void cluster_wait() {}
 __device__ __forceinline__ void copy_bulk(void*, const void*, unsigned, Arrivals&) {}
-struct StridedRows {};
-__device__ __forceinline__ void prefetch_rows(const StridedRows&) {}
-__device__ __forceinline__ void copy_row_pieces(void*, const StridedRows&, int, int, Arrivals&) {}
+struct RowPieces {};
+__device__ __forceinline__ void prefetch_rows(const RowPieces&) {}
+__device__ __forceinline__ void copy_row_pieces(void*, const RowPieces&, int, int, Arrivals&) {}
 template <class T>
 __device__ __forceinline__ void send(T*, int, const T&, Arrivals&) {}
 __device__ __forceinline__ void wait_arrivals(Arrivals&) {}
@@ -274,10 +278,11 @@ int launch_overlapping(void (*kernel)(Arguments), dim3 grid, int block, std::siz
 }
 
 // No card here is asked for these.
-inline bool can_describe_rows() { return false; }
-inline int describe_rows(StridedRows*, const void*, unsigned, unsigned, unsigned, unsigned) {
-    return hipErrorNotSupported;
+inline int can_describe_rows(bool* can) {
+    *can = false;
+    return 0;
 }
+inline int describe_rows(RowPieces*, const void*, int, int, int, int) { return hipErrorNotSupported; }
 template <class Arguments>
 int launch_clusters(void (*)(Arguments), dim3, int, std::size_t, Stream, Arguments, int) {
     return hipErrorNotSupported;

@@ -132,8 +132,8 @@ using sim::Arrivals;
 using sim::copy_bulk;
 using sim::copy_row_pieces;
 using sim::expect_arrivals;
-using sim::StridedRows;
-__forceinline__ void prefetch_rows(const StridedRows&) {}
+using sim::RowPieces;
+__forceinline__ void prefetch_rows(const RowPieces&) {}
 using sim::wait_arrivals;
 __forceinline__ void cluster_arrive(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     sim::cluster_arrive({file, line});
@@ -208,10 +208,13 @@ int preload(void (*kernel)(Arguments...), bool* overlaps = nullptr) {
     return sim::preload(reinterpret_cast<const void*>(kernel));
 }
 
-inline bool can_describe_rows() { return true; }
-inline int describe_rows(StridedRows* rows, const void* memory, unsigned count, unsigned rounds, unsigned pieces,
-                         unsigned piece_bytes) {
-    *rows = {static_cast<const char*>(memory), count, rounds, pieces, piece_bytes};
+inline int can_describe_rows(bool* can) {
+    *can = true;
+    return 0;
+}
+inline int describe_rows(RowPieces* rows, const void* memory, int count, int rounds, int pieces, int piece_bytes) {
+    *rows = {static_cast<const char*>(memory), static_cast<unsigned>(count), static_cast<unsigned>(rounds),
+             static_cast<unsigned>(pieces), static_cast<unsigned>(piece_bytes)};
     return 0;
 }
 
