@@ -171,12 +171,12 @@ __device__ __forceinline__ void prefetch_rows(const RowPieces& rows) {
 }
 
 // Copies piece `piece` of each round of row `row`, one behind the other, otherwise as copy_bulk(). `shared` is a
-// multiple of 128.
+// multiple of 128. (With .shared::cluster ptxas 13.0 for sm_120 adds a check, a call and a stack.)
 __device__ __forceinline__ void copy_row_pieces(void* shared, const RowPieces& rows, int row, int piece,
                                                 Arrivals& arrivals) {
     if constexpr (kClusters) {
         asm volatile(
-            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {0, %2, 0, %3}], "
+            "cp.async.bulk.tensor.4d.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1, {0, %2, 0, %3}], "
             "[%4];" ::"r"(shared_address(shared)),
             "l"(&rows.map), "r"(piece), "r"(row), "r"(shared_address(&arrivals))
             : "memory");
