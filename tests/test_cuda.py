@@ -238,25 +238,6 @@ def test_tuned_variants_are_for_the_models_geometry():
 # How errors of the self-test end, on a real card. (Every code at every call: tests/cpp/sim_errors.cpp.)
 
 
-def build_fault_library(folder):
-    """libstrata_cuda.so for the card at hand with the fault; cmake/cuda.cmake has the command."""
-    places = os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent), "/usr/local/cuda/bin"])
-    absent = [tool for tool in ("nvcc", "cmake", "ninja") if not shutil.which(tool, path=places)]
-    if absent:
-        missing(f"STRATA_FAULT_LIBRARY is not set, and it cannot be built without {', '.join(absent)}")
-    major, minor = torch.cuda.get_device_capability()
-    environment = {**os.environ, "PATH": places, "TORCH_CUDA_ARCH_LIST": f"{major}.{minor}"}
-    options = ["STRATA_CUDA=ON", "STRATA_HIP=OFF", "STRATA_SIM=OFF", "STRATA_FAULT=kOutOfBounds"]
-    options += ["STRATA_FAULT_ARCHITECTURE=gfx1201", f"Python_EXECUTABLE={sys.executable}"]
-    for command in (
-        ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", *(f"-D{option}" for option in options)],
-        ["cmake", "--build", folder, "--target", "strata_cuda"],
-    ):
-        done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "libstrata_cuda.so"
-
-
 def test_a_thread_that_has_not_called_the_runtime():
     """Where all memory is there already, our read is the first that a new thread asks of the driver."""
     code = """
@@ -280,6 +261,25 @@ def test_a_thread_that_has_not_called_the_runtime():
     """
     done = python("-c", textwrap.dedent(code), STRATA_HC_SPLIT="stream")
     assert done.stdout == "equal\n", done.stderr
+
+
+def build_fault_library(folder):
+    """libstrata_cuda.so for the card at hand with the fault; cmake/cuda.cmake has the command."""
+    places = os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent), "/usr/local/cuda/bin"])
+    absent = [tool for tool in ("nvcc", "cmake", "ninja") if not shutil.which(tool, path=places)]
+    if absent:
+        missing(f"STRATA_FAULT_LIBRARY is not set, and it cannot be built without {', '.join(absent)}")
+    major, minor = torch.cuda.get_device_capability()
+    environment = {**os.environ, "PATH": places, "TORCH_CUDA_ARCH_LIST": f"{major}.{minor}"}
+    options = ["STRATA_CUDA=ON", "STRATA_HIP=OFF", "STRATA_SIM=OFF", "STRATA_FAULT=kOutOfBounds"]
+    options += ["STRATA_FAULT_ARCHITECTURE=gfx1201", f"Python_EXECUTABLE={sys.executable}"]
+    for command in (
+        ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", *(f"-D{option}" for option in options)],
+        ["cmake", "--build", folder, "--target", "strata_cuda"],
+    ):
+        done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "libstrata_cuda.so"
 
 
 @pytest.fixture(scope="module")

@@ -137,8 +137,8 @@ STRATA_HOST_DEVICE constexpr int cluster_dots_padding(int instance) { return clu
 // The first of `rows` rows that cluster `cluster` of `count` has; the next cluster's first is where they end.
 STRATA_HOST_DEVICE constexpr int cluster_first_row(int cluster, int rows, int count) { return cluster * rows / count; }
 
-// Weights, dots, sums of lanes, squares, the norms' sums and what is waited for.
 inline constexpr std::size_t kRowAlignment = 128;  // what copies of pieces of rows ask of shared memory
+// Weights, dots, sums of lanes, squares, the norms' sums and what is waited for.
 constexpr std::size_t cluster_down_bytes(int instance) {
     const int streams = static_cast<int>(kModelGeometry.streams);
     const int positions = cluster_positions(instance);
@@ -152,9 +152,9 @@ constexpr std::size_t cluster_down_bytes(int instance) {
     return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
 }
 
-// Weights, lo, values, and what is waited for. Each stream's weights have some room behind them, so that threads with
-// one column of the four do not meet in a bank.
-inline constexpr int kClusterUpPadding = 2;  // chunks
+// Chunks behind each stream's weights, so that threads with one column of the four do not meet in a bank.
+inline constexpr int kClusterUpPadding = 2;
+// Weights, lo, values, and what is waited for.
 constexpr std::size_t cluster_up_bytes(int instance) {
     const int streams = static_cast<int>(kModelGeometry.streams);
     const int weights = (kStreamUpRows * kStreamUpRowChunks + streams * kClusterUpPadding) * kAlignment;

@@ -43,7 +43,7 @@ static_assert(sizeof(ClusterDownShared<1>) == cluster_down_bytes(1) &&
 
 // Grid kClusterDownBlocks in clusters of cluster_blocks(kTokens), kStreamThreads threads.
 template <int kTokens, class Four>
-__global__ void __launch_bounds__(kStreamThreads, kTokens <= 4 ? 2 : 1)
+__global__ void __launch_bounds__(kStreamThreads, cluster_fills_card(kTokens) ? 1 : 2)
     gr_cluster_down_kernel(const __grid_constant__ ClusterArgs cluster_args) {
     if constexpr (kClusters) {
         using Shared = ClusterDownShared<kTokens>;
@@ -105,11 +105,11 @@ __global__ void __launch_bounds__(kStreamThreads, kTokens <= 4 ? 2 : 1)
         const int asked_row = thread - (kStreamThreads - kLanes);  // a thread of the last group's
         const bool asks = asked_row >= 0 && asked_row < rows;
         const bool asks_inject = first_row + asked_row >= kRank;
+        const int matrix_row = first_row + asked_row - (asks_inject ? kRank : 0);
         if (asks && !kFillsCard) {
             constexpr int kPart = kRowChunks / kBlocks;
-            const Chunk* row = asks_inject ? args.w_inject + (first_row + asked_row - kRank) * kRowChunks
-                                           : args.w_down + (first_row + asked_row) * kRowChunks;
-            prefetch(row + rank * kPart, kPart * static_cast<unsigned>(sizeof(Chunk)));
+            const Chunk* matrix = asks_inject ? args.w_inject : args.w_down;
+            prefetch(matrix + matrix_row * kRowChunks + rank * kPart, kPart * static_cast<unsigned>(sizeof(Chunk)));
         }
         wait_for_launch_before();
         clear_counters(args, kQ8Columns);
@@ -138,8 +138,7 @@ __global__ void __launch_bounds__(kStreamThreads, kTokens <= 4 ? 2 : 1)
         const Float4 second_gain = load_float4(w_norm + 1);
         if (asks) {
             copy_row_pieces(shared.weights[asked_row], asks_inject ? cluster_args.w_inject : cluster_args.w_down,
-                            asks_inject ? first_row + asked_row - kRank : first_row + asked_row, rank,
-                            shared.weights_arrive);
+                            matrix_row, rank, shared.weights_arrive);
         }
         if (folds) {
             const float gain = fold_gain(inject_prev, kStreams);
@@ -217,10 +216,9 @@ __global__ void __launch_bounds__(kStreamThreads, kTokens <= 4 ? 2 : 1)
         wait_arrivals(shared.weights_arrive);
         if (kFillsCard && thread == 0) {
             // The up kernel asks for its weights late, and the memory is idle from here on.
-            constexpr int kBytes = kStreamUpRows * kStreamUpRowChunks * static_cast<int>(sizeof(Chunk));
-            const auto* w_up = reinterpret_cast<const char*>(args.w_up);
-            for (int block = static_cast<int>(blockIdx.x); block < kStreamUpBlocks; block += kClusterDownBlocks) {
-                prefetch(w_up + std::int64_t{block} * kBytes, kBytes);
+            constexpr int kPart = kStreamUpRows * kStreamUpRowChunks;
+            for (int part = static_cast<int>(blockIdx.x); part < kStreamUpBlocks; part += kClusterDownBlocks) {
+                prefetch(args.w_up + part * kPart, kPart * static_cast<unsigned>(sizeof(Chunk)));
             }
         }
         constexpr int kRowsAtOnce = kTokens <= 4 ? 4 : 2;  // whose dots overlap

@@ -72,6 +72,7 @@ void cluster_wait(Place place);
 // the seed says, others as late as that wait. A copy is for the own block; what is sent, 4, 8 or 16 bytes, goes to
 // where `place` and `arrivals` of the own block are in the block of this `rank`.
 void copy_bulk(void* shared, const void* global, unsigned bytes, Arrivals& arrivals);
+void send(void* place, int rank, const void* value, unsigned bytes, Arrivals& arrivals);
 
 // Rows of `rounds` rounds of `pieces` pieces, and a copy of one piece of each round of a row, one behind the other.
 struct RowPieces {
@@ -79,7 +80,6 @@ struct RowPieces {
     unsigned count, rounds, pieces, piece_bytes;
 };
 void copy_row_pieces(void* shared, const RowPieces& rows, int row, int piece, Arrivals& arrivals);
-void send(void* place, int rank, const void* value, unsigned bytes, Arrivals& arrivals);
 
 // Until all bytes that were expected have come.
 void wait_arrivals(Arrivals& arrivals);

@@ -367,8 +367,9 @@ inline cudaLaunchAttribute clustered(int cluster) {
 }
 
 // The driver's function that describes memory to copies of pieces; null where it has none.
-inline int row_encoder(decltype(&cuTensorMapEncodeTiled)* encoder) {
-    static std::atomic<decltype(&cuTensorMapEncodeTiled)> known{nullptr};
+using RowEncoder = decltype(&cuTensorMapEncodeTiled);
+inline int row_encoder(RowEncoder* encoder) {
+    static std::atomic<RowEncoder> known{nullptr};
     *encoder = known;
     if (*encoder != nullptr) return 0;
     void* found = nullptr;
@@ -378,12 +379,12 @@ inline int row_encoder(decltype(&cuTensorMapEncodeTiled)* encoder) {
             cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, kSince, cudaEnableDefault, &result)) {
         return error;
     }
-    if (result == cudaDriverEntryPointSuccess) known = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+    if (result == cudaDriverEntryPointSuccess) known = reinterpret_cast<RowEncoder>(found);
     *encoder = known;
     return 0;
 }
 inline int can_describe_rows(bool* can) {
-    decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+    RowEncoder encode = nullptr;
     const int error = row_encoder(&encode);
     *can = encode != nullptr;
     return error;
@@ -391,7 +392,7 @@ inline int can_describe_rows(bool* can) {
 
 // `count` rows of `rounds` rounds each, of `pieces` pieces of `piece_bytes` bytes, all without gaps from `memory` on.
 inline int describe_rows(RowPieces* rows, const void* memory, int count, int rounds, int pieces, int piece_bytes) {
-    decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+    RowEncoder encode = nullptr;
     if (const int error = row_encoder(&encode)) return error;
     if (encode == nullptr) return cudaErrorNotSupported;
     const auto values = static_cast<cuuint32_t>(piece_bytes / 2);  // of 16 bits
