@@ -83,6 +83,7 @@ def peers(compiled: bool, max_autotune: bool = False) -> list[Peer]:
     """Eager in both dtypes, and compiled too where that was asked for."""
     found = [Peer("eager_bf16", torch.bfloat16), Peer("eager_fp32", torch.float32)]
     if compiled:
+        torch.compiler.reset()  # each number of tokens is compiled for itself, and only eight versions are allowed
         mode = "max-autotune-no-cudagraphs" if max_autotune else "default"
         found += [Peer("compile_bf16", torch.bfloat16, mode), Peer("compile_fp32", torch.float32, mode)]
     return found
