@@ -39,6 +39,11 @@ STRATA_HOST_DEVICE std::uint32_t float_bits(float value) {
     return bits;
 }
 
+// The same sixteen bytes.
+STRATA_HOST_DEVICE Chunk as_chunk(Float4 v) {
+    return {{float_bits(v.x), float_bits(v.y), float_bits(v.z), float_bits(v.w)}};
+}
+
 STRATA_HOST_DEVICE float bits_float(std::uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
@@ -130,7 +135,8 @@ STRATA_HOST_DEVICE Float4 normalise(Float4 residual, Float4 gain, float rs) {
 // ---------------------------------------------------------------------------------------------------------------
 // Steps 3 and 4, a row of weights: lane l of kLanes takes chunks l, l + kLanes, ... in ascending order and adds
 // chunk_dot() of each to its sum, which starts at +0; the kLanes sums meet in the xor tree. The rule is the same for a
-// down row (D weights) and an up row (rank weights); a lane without a chunk brings +0.
+// down row (D weights) and an up row (rank weights); a lane without a chunk brings +0. An up row's sums may as well
+// begin with their first dot: what could differ is +0 from -0, and the sigmoid of both is the same.
 
 // Elements 0 to 3 of a chunk, and 4 to 7.
 STRATA_HOST_DEVICE Float4 widen_first(const Chunk& w) {

@@ -191,21 +191,29 @@ inline constexpr int kTiledGroup = 1024;  // tokens of one group of launches at 
 inline constexpr int kTiledDownThreads = 128;
 inline constexpr int kTiledDownLanes = 4;  // of a block
 inline constexpr int kTiledDownRows = 36;
-inline constexpr int kTiledDownChunks = 2;  // of a lane, in a step; two steps are in shared memory
+inline constexpr int kTiledDownChunks = 2;  // of a lane, in a step
 inline constexpr int kTiledRows = static_cast<int>(kModelGeometry.rank + kModelGeometry.streams);
 inline constexpr int kTiledFinishThreads = 384;  // a thread for each of kTiledRows
 inline constexpr int kTiledUpThreads = 128;
 inline constexpr int kTiledColumns = 16;
-inline constexpr int kTiledUpChunks = 5;  // in shared memory
+inline constexpr int kTiledUpRows = kTiledColumns * static_cast<int>(kModelGeometry.streams);
 static_assert(kTiledRows % kTiledDownRows == 0 && kTiledRows <= kTiledFinishThreads && kTiledFinishThreads % 64 == 0);
 static_assert(kTiledGroup % kTiledTokens == 0);
 
+// A step in shared memory: chunks of `rows` rows, widened and padded, and of the tile's tokens, for each of `groups`
+// groups of threads.
+STRATA_HOST_DEVICE constexpr int tiled_padding(int groups) { return 8 / groups; }
+constexpr std::size_t tiled_step_bytes(int groups, int chunks, int rows) {
+    const int float4s = groups * chunks * 2 * (rows + tiled_padding(groups) + kTiledTokens);
+    return static_cast<std::size_t>(float4s) * kAlignment;
+}
+// Two steps, the next weights as they come, and in up two sums of each row and token.
 inline constexpr std::size_t kTiledDownBytes =
-    2 * kTiledDownChunks * kTiledDownLanes * (kTiledDownRows + 2 + 2 * kTiledTokens) * std::size_t{kAlignment};
-inline constexpr std::size_t kTiledUpBytes =
-    kTiledUpChunks * 2 * (kTiledColumns * static_cast<int>(kModelGeometry.streams) + 4 + 2 * kTiledTokens) *
-        std::size_t{kAlignment} +
-    2 * kTiledColumns * static_cast<int>(kModelGeometry.streams) * 2 * kTiledTokens * sizeof(float);
+    2 * tiled_step_bytes(kTiledDownLanes, kTiledDownChunks, kTiledDownRows) +
+    kTiledDownLanes * kTiledDownChunks * kTiledDownRows * std::size_t{kAlignment};
+inline constexpr std::size_t kTiledUpBytes = 2 * tiled_step_bytes(2, 1, kTiledUpRows) +
+                                             2 * kTiledUpRows * std::size_t{kAlignment} +
+                                             2 * 2 * kTiledUpRows * kTiledTokens * sizeof(float);
 constexpr bool tiled_fits(std::size_t shared_limit) {
     return kTiledDownBytes <= shared_limit && kTiledUpBytes <= shared_limit;
 }

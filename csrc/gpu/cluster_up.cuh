@@ -108,11 +108,10 @@ __global__ void __launch_bounds__(kStreamThreads, 2) gr_cluster_up_kernel(GroupA
                 for (int c = 0; c < kGroupColumns; ++c) {
                     const float dot = chunk_dot(weights[c], first, second);
                     float& sum = sums[c][k];
-                    if (step == 0) sum = 0.0f + dot;
-                    if (step == 1) sum = sum + dot;
-                    if (step == 2) sum = sum + (0.0f + dot);
-                    if (step == 3) others[c][k] = 0.0f + dot;
-                    if (step == 4) sum = sum + (others[c][k] + (0.0f + dot));
+                    if (step == 0) sum = dot;
+                    if (step == 1 || step == 2) sum = sum + dot;
+                    if (step == 3) others[c][k] = dot;
+                    if (step == 4) sum = sum + (others[c][k] + dot);
                 }
             }
         }

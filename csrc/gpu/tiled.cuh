@@ -18,105 +18,97 @@
 
 namespace strata::gpu {
 
-// Where a half of a chunk is among those of its tile's tokens. Four tokens of eight have their halves exchanged, so
-// that the first halves of eight neighbours do not meet in a bank, nor the second ones.
-__device__ __forceinline__ int tiled_half(int token, int half) { return token * 2 + (half ^ (token / 4 & 1)); }
-
 // The float4 of a half of chunk `chunk` of `chunks`.
 __device__ __forceinline__ std::int64_t tiled_place(int token, int chunk, int chunks, int half) {
     const std::int64_t tile = token / kTiledTokens;
-    return (tile * chunks + chunk) * kTiledTokens * 2 + tiled_half(token % kTiledTokens, half);
+    return ((tile * chunks + chunk) * kTiledTokens + token % kTiledTokens) * 2 + half;
 }
 
 // What one step multiplies: for each group of the block's threads kChunks chunks of kRows rows and of the tile's
-// tokens.
+// tokens. The weights are fp32 here, once for all threads that multiply by them: first halves of chunks, then second
+// ones.
 template <int kGroups, int kChunks, int kRows>
 struct TiledStep {
-    // Neighbouring threads copy what a row has for all groups: the padding keeps these out of one bank.
-    Chunk weights[kChunks][kGroups][kRows + 8 / kGroups];
+    // Neighbouring threads write what a row has for all groups: the padding keeps these out of one bank.
+    static constexpr int kPlane = kRows + tiled_padding(kGroups);
+    Float4 weights[kChunks][2][kGroups][kPlane];
     Float4 activations[kChunks][kGroups][kTiledTokens * 2];
-};
 
-// Asks for a step of kThreads threads. `weights(slot, chunk)` is where the thread's row `slot` has a chunk:
-// row copied_row<...>(slot), lane group threadIdx.x % kGroups.
-template <int kThreads, int kGroups>
-__device__ __forceinline__ int copied_row(int slot) {
-    return static_cast<int>(threadIdx.x) / kGroups + slot * (kThreads / kGroups);
-}
-template <int kThreads, int kGroups, int kRows>
-inline constexpr int kCopiedRows = (kRows * kGroups + kThreads - 1) / kThreads;
+    static constexpr int kFloat4s = kChunks * kGroups * 2 * (kPlane + kTiledTokens);
+    static constexpr int kSecondHalf = kGroups * kPlane;  // float4s from a first half to its second
+    static constexpr int kChunkWeights = 2 * kSecondHalf;
+    static constexpr int kChunkActivations = kGroups * kTiledTokens * 2;
 
-template <int kThreads, int kGroups, int kChunks, int kRows, class Weights>
-__device__ __forceinline__ void ask_for_step(TiledStep<kGroups, kChunks, kRows>& target, Weights weights,
-                                             const Float4* activations) {
-    const int thread = static_cast<int>(threadIdx.x);
-#pragma unroll
-    for (int slot = 0; slot < kCopiedRows<kThreads, kGroups, kRows>; ++slot) {
-        const int row = copied_row<kThreads, kGroups>(slot);
-        if (row >= kRows) continue;
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-            copy_async(reinterpret_cast<Float4*>(&target.weights[c][thread % kGroups][row]),
-                       reinterpret_cast<const Float4*>(weights(slot, c)));
-        }
-    }
-    constexpr int kFloat4s = sizeof(target.activations) / sizeof(Float4);
-    static_assert(kFloat4s % kThreads == 0);
-    Float4* const place = &target.activations[0][0][0];
-#pragma unroll
-    for (int i = 0; i < kFloat4s; i += kThreads) copy_async(place + i + thread, activations + i + thread);
-    copy_async_commit();
-}
-
-// A thread's tokens of a chunk: token `first` of the tile and others kStep apart.
-template <int kStep>
-struct TiledTokens {
-    static_assert(kStep % 4 == 0);
-    const Float4* half[2];
-
-    __device__ __forceinline__ TiledTokens(const Float4* activations, int first)
-        : half{activations + tiled_half(first, 0), activations + tiled_half(first, 1)} {}
-    __device__ __forceinline__ Float4 load(int k, int which) const {
-        return load_float4(half[which ^ (k * kStep / 4 & 1)] + k * kStep * 2);
+    __device__ __forceinline__ void set_weights(int c, int group, int row, Chunk chunk) {
+        weights[c][0][group][row] = widen_first(chunk);
+        weights[c][1][group][row] = widen_second(chunk);
     }
 };
 
-// Adds the dots of one chunk to the sums of kRows rows, kRowStep apart from `weights` on, and kTokens tokens. The fewer
-// of the two are held in registers.
-template <int kRowStep, int kTokenStep, int kRows, int kTokens>
-__device__ __forceinline__ void add_chunk_dots(float (&sums)[kRows][kTokens], const Chunk* weights,
-                                               const TiledTokens<kTokenStep>& tokens) {
-    if constexpr (kRows < kTokens) {
-        Float4 low[kRows], high[kRows];
+// Neighbouring lanes of a warp have neighbouring rows and tokens in turn: bit 0 and bits from 2 on are a row's, bit 1
+// and what is left a token's. A load of 16 bytes is done in half the time where lanes that differ in bit 0 read the
+// same ones, or those that differ in bit 1; so both rows' and tokens' are.
+template <int kRowGroups, int kTokenGroups>
+struct TiledThread {
+    int row, token;
+
+    __device__ __forceinline__ explicit TiledThread(int thread)
+        : row(thread % 2 + thread / 4 % (kRowGroups / 2) * 2),
+          token(thread / 2 % 2 + thread / (2 * kRowGroups) % (kTokenGroups / 2) * 2) {}
+};
+
+enum class Sums { kBegin, kContinue };
+
+// Adds the dots of one chunk to the sums of kRows rows and kTokens tokens, kRowStep and kTokenStep apart, or begins the
+// sums with them.
+template <class Step, int kRowStep, int kTokenStep, Sums kSums = Sums::kContinue, int kRows, int kTokens>
+__device__ __forceinline__ void add_chunk_dots(float (&sums)[kRows][kTokens], const Float4* weights,
+                                               const Float4* activations) {
+    Float4 first[kTokens], second[kTokens];
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-            const Chunk chunk = weights[r * kRowStep];
-            low[r] = widen_first(chunk);
-            high[r] = widen_second(chunk);
-        }
+    for (int k = 0; k < kTokens; ++k) {
+        first[k] = load_float4(activations + k * kTokenStep * 2);
+        second[k] = load_float4(activations + k * kTokenStep * 2 + 1);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+        const Float4 low = load_float4(weights + r * kRowStep);
+        const Float4 high = load_float4(weights + r * kRowStep + Step::kSecondHalf);
 #pragma unroll
         for (int k = 0; k < kTokens; ++k) {
-            const Float4 first = tokens.load(k, 0);
-            const Float4 second = tokens.load(k, 1);
-#pragma unroll
-            for (int r = 0; r < kRows; ++r) sums[r][k] = sums[r][k] + widened_dot(low[r], high[r], first, second);
-        }
-    } else {
-        Float4 first[kTokens], second[kTokens];
-#pragma unroll
-        for (int k = 0; k < kTokens; ++k) {
-            first[k] = tokens.load(k, 0);
-            second[k] = tokens.load(k, 1);
-        }
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-            const Chunk chunk = weights[r * kRowStep];
-            const Float4 low = widen_first(chunk);
-            const Float4 high = widen_second(chunk);
-#pragma unroll
-            for (int k = 0; k < kTokens; ++k) sums[r][k] = sums[r][k] + widened_dot(low, high, first[k], second[k]);
+            const float dot = widened_dot(low, high, first[k], second[k]);
+            sums[r][k] = kSums == Sums::kBegin ? dot : sums[r][k] + dot;
+            settle(sums[r][k]);
         }
     }
 }
+
+// The order in which the up kernel takes the chunks of its rows, of either half of its threads one a turn. A row's 40
+// chunks are eight sets of kTiledUpTurns: set m has the lanes m, m + 16, m + 8 and m + 24, lane m two chunks. The first
+// half takes the even sets, in the order 0, 4, 2, 6, the second half the odd ones.
+inline constexpr int kTiledUpApart = 8;  // chunks of a set in their row
+inline constexpr int kTiledUpSets = 4;   // of either half
+inline constexpr int kTiledUpTurns = kRank / kChunk / kTiledUpApart;
+static_assert(kRank / kChunk == kLanes + kTiledUpApart && kTiledUpSets * 2 == kTiledUpApart && kTiledUpTurns == 5);
+
+// The first half's chunk; the second half's is the next one.
+STRATA_HOST_DEVICE constexpr int tiled_up_chunk(int set, int turn) {
+    const int apart = 0x31240 >> 4 * turn & 7;  // lane m's two chunks and lane m + 16's, then m + 8's and m + 24's
+    return (set & 1) * 4 + (set & 2) + apart * kTiledUpApart;
+}
+// Where a chunk is in that order, the halves' next to each other.
+STRATA_HOST_DEVICE constexpr int tiled_up_place(int chunk) {
+    const int set = (chunk & 2) + (chunk >> 2 & 1);
+    const int turn = 0x14230 >> 4 * (chunk / kTiledUpApart) & 7;
+    return (set * kTiledUpTurns + turn) * 2 + chunk % 2;
+}
+constexpr bool tiled_up_order_is_one() {
+    for (int i = 0; i < kTiledUpSets * kTiledUpTurns; ++i) {
+        const int chunk = tiled_up_chunk(i / kTiledUpTurns, i % kTiledUpTurns);
+        if (tiled_up_place(chunk) != 2 * i || tiled_up_place(chunk + 1) != 2 * i + 1) return false;
+    }
+    return true;
+}
+static_assert(tiled_up_order_is_one());
 
 }  // namespace strata::gpu

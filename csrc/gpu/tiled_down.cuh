@@ -18,6 +18,9 @@ __device__ __forceinline__ int tiled_lane(int block, int group) {
 // The normalised activations as the blocks take them: a block's four lanes, round after round.
 struct ByTiledLanes {
     static constexpr bool kSpareBlocks = true;
+    // Floats from a value to the same token's in the next stream, and to the next token's of the tile.
+    static constexpr int kNextStream = kDepthRounds / kStreams * kTiledDownLanes * kTiledTokens * kChunk;
+    static constexpr int kNextToken = kChunk;
 
     static __device__ std::int64_t place(int token, int f) {
         const int chunk = f / 2;
@@ -39,7 +42,12 @@ struct ByTiledLanes {
 };
 
 using TiledDownStep = TiledStep<kTiledDownLanes, kTiledDownChunks, kTiledDownRows>;
-static_assert(2 * sizeof(TiledDownStep) == kTiledDownBytes);
+struct TiledDownShared {
+    TiledDownStep steps[2];
+    // The next step's weights on their way: a thread widens what it has asked for itself.
+    Chunk asked[kTiledDownChunks][kTiledDownRows * kTiledDownLanes];
+};
+static_assert(sizeof(TiledDownShared) == kTiledDownBytes && sizeof(TiledDownStep) % sizeof(Float4) == 0);
 
 // Grid (kLanes / kTiledDownLanes, kTiledRows / kTiledDownRows, tiles of tokens), kTiledDownThreads threads.
 __global__ void __launch_bounds__(kTiledDownThreads) gr_tiled_down_kernel(GroupArgs args) {
@@ -51,58 +59,116 @@ __global__ void __launch_bounds__(kTiledDownThreads) gr_tiled_down_kernel(GroupA
     constexpr int kRowChunks = kDepth / kChunk;
     constexpr int kSteps = kDepthRounds / kTiledDownChunks;
     static_assert(kDepthRounds % kTiledDownChunks == 0);
-    auto* const steps = reinterpret_cast<TiledDownStep*>(dynamic_shared());
+    auto& shared = *reinterpret_cast<TiledDownShared*>(dynamic_shared());
 
     const int thread = static_cast<int>(threadIdx.x);
     const int block = static_cast<int>(blockIdx.x);
     const int first_row = static_cast<int>(blockIdx.y) * kTiledDownRows;
     const int first_token = static_cast<int>(blockIdx.z) * kTiledTokens;
     const int group = thread / kLaneThreads;
-    const int row_group = thread % kRowGroups;
-    const int token_group = thread / kRowGroups % kTokenGroups;
+    const TiledThread<kRowGroups, kTokenGroups> mine(thread % kLaneThreads);
 
-    // Inject rows follow those of w_down; where there are none, others are taken for them.
-    constexpr int kCopied = kCopiedRows<kTiledDownThreads, kTiledDownLanes, kTiledDownRows>;
-    const Chunk* weights[kCopied];
+    // What this thread asks for: one lane's chunks of some rows. Inject rows follow those of w_down; where there are
+    // none, others are taken for them.
+    constexpr int kRowsAtOnce = kTiledDownThreads / kTiledDownLanes;
+    constexpr int kSlots = (kTiledDownRows + kRowsAtOnce - 1) / kRowsAtOnce;
+    const int asked_group = thread % kTiledDownLanes;
+    const int asked_row = thread / kTiledDownLanes;  // and those kRowsAtOnce apart
+    const Chunk* weights[kSlots];
 #pragma unroll
-    for (int slot = 0; slot < kCopied; ++slot) {
-        const int row = first_row + copied_row<kTiledDownThreads, kTiledDownLanes>(slot);
+    for (int slot = 0; slot < kSlots; ++slot) {
+        const int row = first_row + asked_row + slot * kRowsAtOnce;
         const bool inject = row >= kRank && row < kTiledRows && args.w_inject != nullptr;
         weights[slot] = (inject ? args.w_inject + (row - kRank) * kRowChunks
                                 : args.w_down + (row < kRank ? row : kRank - 1) * kRowChunks) +
-                        tiled_lane(block, thread % kTiledDownLanes);
+                        tiled_lane(block, asked_group);
     }
-    constexpr int kChunkFloat4s = kTiledDownLanes * kTiledTokens * 2;
+    const auto for_asked = [&](auto body) {
+#pragma unroll
+        for (int slot = 0; slot < kSlots; ++slot) {
+            if (asked_row + slot * kRowsAtOnce >= kTiledDownRows) continue;
+#pragma unroll
+            for (int c = 0; c < kTiledDownChunks; ++c) {
+                body(slot, c, shared.asked[c][slot * kTiledDownThreads + thread]);
+            }
+        }
+    };
+    CopyUnderWay weight_copies[kSlots][kTiledDownChunks];
+    const auto ask_weights = [&](int step) {
+        for_asked([&](int slot, int c, Chunk& asked) {
+            weight_copies[slot][c].ask(
+                reinterpret_cast<Float4*>(&asked),
+                reinterpret_cast<const Float4*>(weights[slot] + (step * kTiledDownChunks + c) * kLanes));
+        });
+    };
+    constexpr int kStepActivations = kTiledDownChunks * TiledDownStep::kChunkActivations;
+    static_assert(kStepActivations % kTiledDownThreads == 0);
     const Float4* const activations = reinterpret_cast<const Float4*>(args.normalised) +
-                                      std::int64_t{first_token} * (kDepth / 4) + block * kDepthRounds * kChunkFloat4s;
-    const auto ask = [&](int step) {
-        const int round = step * kTiledDownChunks;
-        ask_for_step<kTiledDownThreads>(
-            steps[step % 2], [&](int slot, int c) { return weights[slot] + (round + c) * kLanes; },
-            activations + round * kChunkFloat4s);
+                                      std::int64_t{first_token} * (kDepth / 4) + block * kSteps * kStepActivations +
+                                      thread;
+    constexpr int kActivationCopies = kStepActivations / kTiledDownThreads;
+    CopyUnderWay activation_copies[kActivationCopies];
+    const auto for_activations = [&](int step, auto body) {
+        Float4* const target = &shared.steps[step % 2].activations[0][0][thread];
+#pragma unroll
+        for (int i = 0; i < kActivationCopies; ++i) body(activation_copies[i], i, target + i * kTiledDownThreads);
+    };
+    const auto ask_activations = [&](int step) {
+        for_activations(step, [&](CopyUnderWay& copy, int i, Float4* target) {
+            copy.ask(target, activations + step * kStepActivations + i * kTiledDownThreads);
+        });
+    };
+    const auto finish_step = [&](int step) {
+        for_asked([&](int slot, int c, const Chunk& asked) {
+            const Chunk chunk = weight_copies[slot][c].take(&asked);
+            shared.steps[step % 2].set_weights(c, asked_group, asked_row + slot * kRowsAtOnce, chunk);
+        });
+        for_activations(step, [](const CopyUnderWay& copy, int, Float4* target) { copy.land(target); });
     };
 
+    ask_weights(0);
+    copy_async_commit();
+    ask_activations(0);
+    copy_async_commit();
+    copy_async_wait<1>();
+    finish_step(0);
+    ask_weights(1);
+    copy_async_commit();
+
+    // Of the first step; the second one's are kFloat4s behind.
+    const Float4* const own_weights = &shared.steps[0].weights[0][0][group][mine.row];
+    const Float4* const own_activations = &shared.steps[0].activations[0][group][mine.token * 2];
     float sums[kThreadRows][kThreadTokens] = {};
-    ask(0);
 #pragma unroll 1
-    for (int step = 0; step < kSteps; ++step) {
-        const TiledDownStep& here = steps[step % 2];
-        copy_async_wait<0>();
-        local_barrier();  // and everyone is done with the other step
+    for (int from = 0; from < kSteps; from += 2) {
 #pragma unroll
-        for (int c = 0; c < kTiledDownChunks; ++c) {
-            // Behind the first chunk: the loads that this one waits for are not kept waiting themselves.
-            if (c == 1 && step + 1 < kSteps) ask(step + 1);
-            add_chunk_dots<kRowGroups>(sums, here.weights[c][group] + row_group,
-                                       TiledTokens<kTokenGroups>(here.activations[c][group], token_group));
+        for (int buffer = 0; buffer < 2; ++buffer) {
+            const int step = from + buffer;
+            // Two groups of copies are under way: this step's activations, then the next one's weights.
+            copy_async_wait<1>();
+            local_barrier();  // and everyone is done with the other step
+            if (step + 1 < kSteps) ask_activations(step + 1);
+            copy_async_commit();
+#pragma unroll
+            for (int c = 0; c < kTiledDownChunks; ++c) {
+                add_chunk_dots<TiledDownStep, kRowGroups, kTokenGroups>(
+                    sums, own_weights + buffer * TiledDownStep::kFloat4s + c * TiledDownStep::kChunkWeights,
+                    own_activations + buffer * TiledDownStep::kFloat4s + c * TiledDownStep::kChunkActivations);
+            }
+            if (step + 1 < kSteps) {
+                copy_async_wait<1>();
+                finish_step(step + 1);
+                if (step + 2 < kSteps) ask_weights(step + 2);
+            }
+            copy_async_commit();
         }
     }
 
-    // The tree's first stage: groups 2 and 3 hand their sums to groups 0 and 1, through the first step's place: the
-    // last one may still be read in the second.
+    // The tree's first stage: groups 2 and 3 hand their sums to groups 0 and 1, through the place of the first step:
+    // the last one may still be read in the second's.
     constexpr int kTakers = kTiledDownThreads / 2;
-    auto* const exchange = reinterpret_cast<float*>(steps);
-    static_assert(kSteps % 2 == 0 && kThreadRows * kThreadTokens * kTakers * sizeof(float) <= sizeof(TiledDownStep));
+    auto* const exchange = reinterpret_cast<float*>(&shared.steps[0]);
+    static_assert(kSteps % 2 == 0 && kThreadRows * kThreadTokens * kTakers * sizeof(float) <= sizeof shared.steps[0]);
     if (thread >= kTakers) {
 #pragma unroll
         for (int i = 0; i < kThreadRows * kThreadTokens; ++i) {
@@ -113,7 +179,7 @@ __global__ void __launch_bounds__(kTiledDownThreads) gr_tiled_down_kernel(GroupA
     if (thread >= kTakers) return;
 #pragma unroll
     for (int k = 0; k < kThreadTokens; ++k) {
-        const int token = first_token + token_group + k * kTokenGroups;
+        const int token = first_token + mine.token + k * kTokenGroups;
         if (token >= args.tokens) continue;
         float* const target =
             args.row_sums + (std::int64_t{token} * kTiledSums + tiled_lane(block, group)) * kTiledRows + first_row;
@@ -121,7 +187,7 @@ __global__ void __launch_bounds__(kTiledDownThreads) gr_tiled_down_kernel(GroupA
         for (int r = 0; r < kThreadRows; ++r) {
             float both = sums[r][k] + exchange[(r * kThreadTokens + k) * kTakers + thread];
             if (planted(Fault::kWrongArithmetic)) both = bits_float(float_bits(both) ^ 1u);
-            target[row_group + r * kRowGroups] = both;
+            target[mine.row + r * kRowGroups] = both;
         }
     }
 }
@@ -150,7 +216,8 @@ __global__ void __launch_bounds__(kTiledFinishThreads) gr_tiled_finish_kernel(Gr
     }
     const float lo = canonical(down_activation(sum, kStreams));
     if (token < args.tokens) args.lo[std::int64_t{token} * kRank + row] = lo;
-    args.tiled_lo[tiled_place(token, row / kChunk, kRank / kChunk, row % kChunk / 4) * 4 + row % 4] = lo;
+    const int place = tiled_up_place(row / kChunk);
+    args.tiled_lo[tiled_place(token, place, kRank / kChunk, row % kChunk / 4) * 4 + row % 4] = lo;
 }
 
 }  // namespace strata::gpu

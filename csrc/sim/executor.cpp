@@ -785,6 +785,8 @@ Bf16x4 load_bf16x4(const Bf16x4* address) {
     return *address;
 }
 
+bool copies_in_background() { return now.card->background_copies; }
+
 void copy_async(Float4* shared, const Float4* global) {
     const Copy copy{shared, global, current->copy_group, __builtin_return_address(0)};
     check_aligned(shared, sizeof *shared, copy.caller);

@@ -264,6 +264,22 @@ __device__ __forceinline__ void copy_async_wait() {
 #endif
 }
 
+// One copy_async() from when it is asked for until it is there, for which copy_async_commit() and _wait() are the
+// thread's to say. Where there are no copies in the background a register holds the bytes meanwhile: land() puts them
+// into shared memory, take() gives them to the thread that has asked.
+struct CopyUnderWay {
+#if __CUDA_ARCH__ >= 800
+    __device__ __forceinline__ void ask(Float4* shared, const Float4* global) { copy_async(shared, global); }
+    __device__ __forceinline__ void land(Float4*) const {}
+    __device__ __forceinline__ Chunk take(const Chunk* shared) const { return *shared; }
+#else
+    Float4 held;
+    __device__ __forceinline__ void ask(Float4*, const Float4* global) { held = *global; }
+    __device__ __forceinline__ void land(Float4* shared) const { *shared = held; }
+    __device__ __forceinline__ Chunk take(const Chunk*) const { return as_chunk(held); }
+#endif
+};
+
 // The block's dynamic shared memory, of which copy_row_pieces() asks most, and a statically sized piece (one for each
 // type).
 __device__ __forceinline__ Float4* dynamic_shared() {
