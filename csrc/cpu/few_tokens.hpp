@@ -8,6 +8,7 @@
 
 #include <immintrin.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cpu/steps.hpp"
@@ -78,11 +79,12 @@ struct FewTokens {
     static constexpr int kVectors = kLanes / kWidth;  // of the sums of a row
 
     // Long rows are read in parts, each by all rows before the next, so that its activations stay in the first cache;
-    // for so few tokens that these are little beside the weights, a row is read at once.
+    // for so few tokens that these are little beside the weights, a row is read at once. From kCrowdedTokens on the
+    // sums take so much of that cache that parts are half as long, and those of the next one are asked for.
+    static constexpr std::int64_t kShortWeights = 1024;
     static constexpr std::int64_t kPartWeights = 512;
-    static constexpr std::int64_t kPart = kPartWeights / kBundle;  // bundles
-    static_assert(kPart > 1);
     static constexpr int kAtOnce = 2;
+    static constexpr int kCrowdedTokens = 6;
 
     // Asked for so many weights ahead. Of parts twice, all rows ahead and again kNearRows before: rows that are a
     // multiple of 4 kB apart share the sets of the first cache, which does not keep a part of all of them.
@@ -94,36 +96,48 @@ struct FewTokens {
     static constexpr int kLine = 64 / sizeof(std::uint16_t);
     static constexpr int kLines = kBundle / kLine;
 
+    static bool short_rows(const Activations& x) { return x.chunks() * kChunk < kShortWeights; }
+
     // Whether the last bundles of two rows, which have at most half their chunks, are one vector.
     static bool tails_share(const Activations& x) {
         const std::int64_t tail = x.chunks() % kWidth;
-        return V::kOtherTail > 0 && tail > 0 && tail <= kWidth / 2;
+        return V::kOtherTail > 0 && short_rows(x) && tail > 0 && tail <= kWidth / 2;
     }
 
-    // Of kRows rows, read kAbreast at a time: vector v of the sums of row `row` and token t. What a step writes lies
+    // Of kHeld rows, read kAbreast at a time: vector v of the sums of row `row` and token t. What a step writes lies
     // together. (Token by token, a page each, it takes a fifth longer at 8 tokens.)
-    template <int kTokens>
+    template <int kTokens, int kHeld>
     struct Sums {
         static constexpr int kAbreast = V::rows_abreast(kTokens);
         static constexpr int kDots = kAbreast * kTokens;
-        static_assert(kRows % (2 * kAbreast) == 0, "tails are of two steps' rows at a time");
+        static_assert(kAbreast % 2 == 0 && kHeld % kAbreast == 0);
 
+        void clear() {
+            Floats* const sum = of[0][0];
+#pragma GCC unroll 1
+            for (std::size_t i = 0; i < sizeof of / sizeof *sum; ++i) sum[i] = V::zero();
+        }
         Floats* step(std::int64_t row, std::int64_t v) { return of[row / kAbreast][v]; }
-        Floats& at(std::int64_t row, int t, std::int64_t v) {
+        Floats at(std::int64_t row, int t, std::int64_t v) const {
             return of[row / kAbreast][v][row % kAbreast * kTokens + t];
         }
-        // The stages of the xor tree between the vectors.
-        Floats meet(std::int64_t row, int t) {
+        // The stages of the xor tree between the vectors, of which `first` is 0.
+        Floats meet(std::int64_t row, int t, Floats first) const {
             if constexpr (kVectors == 2) {
-                return at(row, t, 0) + at(row, t, 1);
+                return first + at(row, t, 1);
             } else {
                 static_assert(kVectors == 4);
-                return (at(row, t, 0) + at(row, t, 2)) + (at(row, t, 1) + at(row, t, 3));
+                return (first + at(row, t, 2)) + (at(row, t, 1) + at(row, t, 3));
             }
         }
+        Floats meet(std::int64_t row, int t) const { return meet(row, t, at(row, t, 0)); }
 
-        Floats of[kRows / kAbreast][kVectors][kDots];
+        Floats of[kHeld / kAbreast][kVectors][kDots];
     };
+
+    // Rows 2 i and 2 i + 1 of token t, after the first stage within vectors.
+    template <int kTokens>
+    using Pairs = Floats[kRows / 2][kTokens];
 
     // What is asked for while a bundle of kAbreast rows is multiplied: as much from each of these on.
     template <int kAbreast>
@@ -131,57 +145,92 @@ struct FewTokens {
         const std::uint16_t *near[kAbreast], *far[kAbreast];
     };
 
+    // Each way of adding is a function of its own: in one, GCC spills more (up of 2 tokens with AVX2 a fifth slower).
+    // What runs once a call is not unrolled: its code would come from memory, and is waited for.
     template <int kTokens>
     static void sum_of(const Activations& x, const Rows& rows, const Rows& follows, Floats* totals) {
-        constexpr int kAbreast = Sums<kTokens>::kAbreast;
-        const std::int64_t whole = x.chunks() / kWidth;
-        Sums<kTokens> sums;
-        for (std::int64_t row = 0; row < kRows; ++row) {
-            for (std::int64_t v = row < rows.count ? whole : 0; v < kVectors; ++v) {
-                for (int t = 0; t < kTokens; ++t) sums.at(row, t, v) = V::zero();
-            }
-        }
         // Beyond the last row it is that one once more.
         const std::uint16_t* at[kRows];
         for (std::int64_t row = 0; row < kRows; ++row) {
             at[row] = rows.first + (row < rows.count ? row : rows.count - 1) * rows.stride;
         }
-        if (whole < 2 * kPart) {
-            add_short_rows<kTokens>(x, rows, follows, at, sums);
-        } else if constexpr (kTokens <= kAtOnce) {
+        Pairs<kTokens> pairs;
+        if (short_rows(x)) {
+            add_short_rows<kTokens>(x, rows, follows, at, pairs);
+        } else {
+            add_long_rows<kTokens>(x, rows, follows, at, pairs);
+        }
+#pragma GCC unroll 1
+        for (int t = 0; t < kTokens; ++t) totals[t] = V::tree([&](int pair) { return pairs[pair][t]; });
+    }
+
+    // What follows is asked for in the order of memory. From 3 tokens on two steps are finished, tails and all, before
+    // the next two begin: 8 tokens take 0.33 ms instead of 0.38 with all steps held.
+    template <int kTokens>
+    __attribute__((noinline)) static void add_short_rows(const Activations& x, const Rows& rows, const Rows& follows,
+                                                         const std::uint16_t* const* at, Pairs<kTokens>& pairs) {
+        constexpr int kAbreast = V::rows_abreast(kTokens);
+        constexpr int kHeld = kTokens <= kAtOnce ? kRows : 2 * kAbreast;
+        static_assert(kRows % kHeld == 0 && kHeld % (2 * kAbreast) == 0);
+        const std::int64_t whole = x.chunks() / kWidth;
+        const std::int64_t rest = x.chunks() % kWidth;
+        const std::uint16_t* next = follows.first;
+        // Vector 0 is the one that the tail is added to: the tree takes them in any such order.
+        const std::int64_t turn = kVectors - whole % kVectors;
+        Sums<kTokens, kHeld> sums;
+        for (std::int64_t row = 0; row < kRows; row += kHeld) {
+            if (row + kHeld > rows.count || whole < kVectors) sums.clear();
+            for (std::int64_t step = 0; step < kHeld && row + step < rows.count; step += kAbreast) {
+                // The next page first: to find it takes longer than to read it.
+                if (kTokens > kAtOnce) ask(next + kAheadShort);
+                for (std::int64_t bundle = 0; bundle < whole; ++bundle) {
+                    const Asked<kAbreast> asked = in_order<kAbreast>(next);
+                    add<kTokens, kTokens <= kAtOnce>(x, bundle, at + row + step, asked,
+                                                     sums.step(step, (bundle + turn) % kVectors));
+                    next += kAbreast * kBundle;
+                }
+            }
+            if (tails_share(x)) {
+                for (int held = 0; held < kHeld; held += 2 * kAbreast) {
+                    finish_shared_tails(x, next, at + row, held, sums, pairs + row / 2);
+                    next += kAbreast * kBundle;
+                }
+                continue;
+            }
+            for (std::int64_t step = 0; step < kHeld && rest != 0; step += kAbreast) {
+                add_tail<kTokens>(x, next, at + row + step, sums.step(step, 0));
+                next += kAbreast * kBundle;
+            }
+            finish(sums, pairs + row / 2);
+        }
+    }
+
+    template <int kTokens>
+    __attribute__((always_inline)) static void add_long_rows(const Activations& x, const Rows& rows,
+                                                             const Rows& follows, const std::uint16_t* const* at,
+                                                             Pairs<kTokens>& pairs) {
+        constexpr int kAbreast = V::rows_abreast(kTokens);
+        const std::int64_t whole = x.chunks() / kWidth;
+        Sums<kTokens, kRows> sums;
+        if (rows.count < kRows) sums.clear();
+        if constexpr (kTokens <= kAtOnce) {
             add_at_once<kTokens>(x, rows, follows, at, sums);
         } else {
             add_in_parts<kTokens>(x, rows, follows, at, sums);
         }
-        if (x.chunks() % kWidth != 0) {
-            // Of short rows the last ones that follow: the others were asked for above. (Of long ones with a tail what
-            // is far behind, for nothing: the model has none.)
-            const std::uint16_t* const asked = follows.first + rows.count / kAbreast * whole * kAbreast * kBundle;
-            if (tails_share(x)) {
-                add_shared_tails<kTokens>(x, rows.count, asked, at, sums);
-            } else {
-                add_tails<kTokens>(x, rows.count, asked, at, sums);
-            }
+        for (std::int64_t row = 0; row < rows.count && x.chunks() % kWidth != 0; row += kAbreast) {
+            // (Nothing is asked for: the model has no such rows.)
+            add_tail<kTokens>(x, at[row], at + row, sums.step(row, whole % kVectors));
         }
-        for (int t = 0; t < kTokens; ++t) totals[t] = V::tree([&](int row) { return sums.meet(row, t); });
+        finish(sums, pairs);
     }
 
-    // What follows is asked for in the order of memory.
-    template <int kTokens>
-    __attribute__((always_inline)) static void add_short_rows(const Activations& x, const Rows& rows,
-                                                              const Rows& follows, const std::uint16_t* const* at,
-                                                              Sums<kTokens>& sums) {
-        constexpr int kAbreast = Sums<kTokens>::kAbreast;
-        const std::int64_t whole = x.chunks() / kWidth;
-        const std::uint16_t* next = follows.first;
-        for (std::int64_t row = 0; row < rows.count; row += kAbreast) {
-            // The next page first: to find it takes longer than to read it.
-            if (kTokens > kAtOnce) ask(next + kAheadShort);
-            for (std::int64_t bundle = 0; bundle < whole; ++bundle) {
-                const Asked<kAbreast> asked = in_order<kAbreast>(next);
-                add<kTokens, kTokens <= kAtOnce>(x, bundle, at + row, asked, sums.step(row, bundle % kVectors));
-                next += kAbreast * kBundle;
-            }
+    template <int kTokens, int kHeld>
+    __attribute__((always_inline)) static void finish(const Sums<kTokens, kHeld>& sums, Floats (*pairs)[kTokens]) {
+#pragma GCC unroll 1
+        for (int row = 0; row < kHeld; row += 2) {
+#pragma GCC unroll 8
+            for (int t = 0; t < kTokens; ++t) pairs[row / 2][t] = V::pair(sums.meet(row, t), sums.meet(row + 1, t));
         }
     }
 
@@ -196,9 +245,9 @@ struct FewTokens {
     }
 
     template <int kTokens>
-    __attribute__((always_inline)) static void add_at_once(const Activations& x, const Rows& rows, const Rows& follows,
-                                                           const std::uint16_t* const* at, Sums<kTokens>& sums) {
-        constexpr int kAbreast = Sums<kTokens>::kAbreast;
+    __attribute__((noinline)) static void add_at_once(const Activations& x, const Rows& rows, const Rows& follows,
+                                                      const std::uint16_t* const* at, Sums<kTokens, kRows>& sums) {
+        constexpr int kAbreast = V::rows_abreast(kTokens);
         constexpr std::int64_t kAhead = kAheadAtOnce / kAbreast / kBundle;
         const std::int64_t whole = x.chunks() / kWidth;
         for (std::int64_t row = 0; row < rows.count; row += kAbreast) {
@@ -218,27 +267,39 @@ struct FewTokens {
     }
 
     template <int kTokens>
-    __attribute__((always_inline)) static void add_in_parts(const Activations& x, const Rows& rows, const Rows& follows,
-                                                            const std::uint16_t* const* at, Sums<kTokens>& sums) {
-        constexpr int kAbreast = Sums<kTokens>::kAbreast;
-        static_assert(kNearRows % kAbreast == 0);
+    __attribute__((noinline)) static void add_in_parts(const Activations& x, const Rows& rows, const Rows& follows,
+                                                       const std::uint16_t* const* at, Sums<kTokens, kRows>& sums) {
+        constexpr int kAbreast = V::rows_abreast(kTokens);
+        constexpr bool kCrowded = kTokens >= kCrowdedTokens;
+        constexpr std::int64_t kPart = (kCrowded ? kPartWeights / 2 : kPartWeights) / kBundle;
         const std::int64_t whole = x.chunks() / kWidth;
-        // The rows of this part, then those of the next one.
-        const std::uint16_t* later[2 * kRows];
+        const std::uint16_t* after[kRows];
+        for (int i = 0; i < kRows; ++i) after[i] = row_of(follows, i);
         for (std::int64_t begin = 0, end; begin < whole; begin = end) {
             end = begin + 2 * kPart <= whole ? begin + kPart : whole;
-            for (std::int64_t i = 0; i < 2 * kRows; ++i) {
-                const std::int64_t next = i - rows.count;
-                later[i] = next < 0      ? at[i]
-                           : end < whole ? at[next % kRows] + (end - begin) * kBundle
-                                         : row_of(follows, next) - begin * kBundle;
-            }
+            // The next part is of these rows, and so many bundles farther.
+            const std::uint16_t* const* const later = end < whole ? at : after;
+            const std::int64_t farther = end < whole ? end - begin : -begin;
             for (std::int64_t row = 0; row < rows.count; row += kAbreast) {
+                const std::int64_t soon = row + kNearRows;
+                Asked<kAbreast> step;
+                for (int i = 0; i < kAbreast; ++i) {
+                    step.near[i] = soon < rows.count ? at[soon + i] : later[soon - rows.count + i] + farther * kBundle;
+                    step.far[i] = later[row + i] + farther * kBundle;
+                }
                 for (std::int64_t bundle = begin; bundle < end; ++bundle) {
                     Asked<kAbreast> asked;
                     for (int i = 0; i < kAbreast; ++i) {
-                        asked.near[i] = later[row + kNearRows + i] + bundle * kBundle;
-                        asked.far[i] = later[row + kRows + i] + bundle * kBundle;
+                        asked.near[i] = step.near[i] + bundle * kBundle;
+                        asked.far[i] = step.far[i] + bundle * kBundle;
+                    }
+                    if constexpr (kCrowded) {
+                        // Each step asks for its share.
+                        const float* const next = x.data() + ((bundle + farther) * kRows + row) * kChunk * kTokens;
+#pragma GCC unroll 8
+                        for (int i = 0; i < kAbreast * kChunk * kTokens; i += kLine / 2) {
+                            _mm_prefetch(reinterpret_cast<const char*>(next + i), _MM_HINT_T0);
+                        }
                     }
                     add<kTokens, true>(x, bundle, at + row, asked, sums.step(row, bundle % kVectors));
                 }
@@ -250,12 +311,12 @@ struct FewTokens {
         return rows.first + (row < rows.count ? row : 0) * rows.stride;
     }
 
-    // Adds a whole bundle of the rows of a step.
+    // Adds a whole bundle of the rows of a step; the first ones to nothing.
     template <int kTokens, bool kFar>
     __attribute__((always_inline)) static void add(const Activations& x, std::int64_t bundle,
                                                    const std::uint16_t* const* at,
-                                                   const Asked<Sums<kTokens>::kAbreast>& asked, Floats* sums) {
-        constexpr int kAbreast = Sums<kTokens>::kAbreast, kDots = Sums<kTokens>::kDots;
+                                                   const Asked<V::rows_abreast(kTokens)>& asked, Floats* sums) {
+        constexpr int kAbreast = V::rows_abreast(kTokens), kDots = kAbreast * kTokens;
         const std::int64_t offset = bundle * kBundle;
         Words words[kAbreast][4];
 #pragma GCC unroll 4
@@ -271,55 +332,47 @@ struct FewTokens {
         }
     }
 
-    // Adds what is left behind the whole bundles.
+    // Adds what is left of the rows of a step behind the whole bundles.
     template <int kTokens>
-    static void add_tails(const Activations& x, std::int64_t count, const std::uint16_t* next,
-                          const std::uint16_t* const* at, Sums<kTokens>& sums) {
-        constexpr int kAbreast = Sums<kTokens>::kAbreast, kDots = Sums<kTokens>::kDots;
-        const std::int64_t bundle = x.chunks() / kWidth;
-        const std::int64_t offset = bundle * kBundle;
+    __attribute__((noinline)) static void add_tail(const Activations& x, const std::uint16_t* next,
+                                                   const std::uint16_t* const* at, Floats* sums) {
+        constexpr int kAbreast = V::rows_abreast(kTokens), kDots = kAbreast * kTokens;
+        const std::int64_t offset = x.chunks() / kWidth * kBundle;
         const auto part = V::part(x.chunks() * kChunk - offset);
-        for (std::int64_t row = 0; row < count; row += kAbreast) {
+        Words words[kAbreast][4];
+#pragma GCC unroll 4
+        for (int i = 0; i < kAbreast; ++i) V::load_part(at[i] + offset, part, words[i]);
+        Floats dots[kDots];
+        multiply<kAbreast, kTokens, kTokens <= kAtOnce>(words, x.data() + offset * kTokens, in_order<kAbreast>(next),
+                                                        dots);
+#pragma GCC unroll 16
+        for (int i = 0; i < kDots; ++i) sums[i] = sums[i] + dots[i];
+    }
+
+    // The same of two steps, where a vector has those of two rows, and what finish() does.
+    template <int kTokens, int kHeld>
+    __attribute__((always_inline)) static void finish_shared_tails(const Activations& x, const std::uint16_t* next,
+                                                                   const std::uint16_t* const* at, int first,
+                                                                   const Sums<kTokens, kHeld>& sums,
+                                                                   Floats (*pairs)[kTokens]) {
+        if constexpr (V::kOtherTail > 0) {
+            constexpr int kAbreast = V::rows_abreast(kTokens), kDots = kAbreast * kTokens;
+            const std::int64_t offset = x.chunks() / kWidth * kBundle;
+            const auto part = V::part(x.chunks() * kChunk - offset);
             Words words[kAbreast][4];
 #pragma GCC unroll 4
-            for (int i = 0; i < kAbreast; ++i) V::load_part(at[row + i] + offset, part, words[i]);
+            for (int i = 0; i < kAbreast; ++i) {
+                V::load_tails(at[first + 2 * i] + offset, at[first + 2 * i + 1] + offset, part, words[i]);
+            }
             Floats dots[kDots];
             multiply<kAbreast, kTokens, kTokens <= kAtOnce>(words, x.data() + offset * kTokens,
                                                             in_order<kAbreast>(next), dots);
-            next += kAbreast * kBundle;
-            Floats* const own = sums.step(row, bundle % kVectors);
 #pragma GCC unroll 16
-            for (int i = 0; i < kDots; ++i) own[i] = own[i] + dots[i];
-        }
-    }
-
-    // The same where a vector has those of two rows.
-    template <int kTokens>
-    __attribute__((always_inline)) static void add_shared_tails(const Activations& x, std::int64_t count,
-                                                                const std::uint16_t* next,
-                                                                const std::uint16_t* const* at, Sums<kTokens>& sums) {
-        if constexpr (V::kOtherTail > 0) {
-            constexpr int kAbreast = Sums<kTokens>::kAbreast, kDots = Sums<kTokens>::kDots;
-            const std::int64_t bundle = x.chunks() / kWidth;
-            const std::int64_t offset = bundle * kBundle;
-            const auto part = V::part(x.chunks() * kChunk - offset);
-            for (std::int64_t row = 0; row < count; row += 2 * kAbreast) {
-                Words words[kAbreast][4];
-#pragma GCC unroll 4
-                for (int i = 0; i < kAbreast; ++i) {
-                    V::load_tails(at[row + 2 * i] + offset, at[row + 2 * i + 1] + offset, part, words[i]);
-                }
-                Floats dots[kDots];
-                multiply<kAbreast, kTokens, kTokens <= kAtOnce>(words, x.data() + offset * kTokens,
-                                                                in_order<kAbreast>(next), dots);
-                next += kAbreast * kBundle;
-#pragma GCC unroll 16
-                for (int i = 0; i < kDots; ++i) {
-                    const std::int64_t first = row + i / kTokens * 2;
-                    const int t = i % kTokens;
-                    V::add_tails(sums.at(first, t, bundle % kVectors), sums.at(first + 1, t, bundle % kVectors),
-                                 dots[i]);
-                }
+            for (int i = 0; i < kDots; ++i) {
+                const int row = first + i / kTokens * 2, t = i % kTokens;
+                Floats a = sums.at(row, t, 0), b = sums.at(row + 1, t, 0);
+                V::add_tails(a, b, dots[i]);
+                pairs[row / 2][t] = V::pair(sums.meet(row, t, a), sums.meet(row + 1, t, b));
             }
         }
     }

@@ -74,16 +74,18 @@ struct Vector256 {
     }
     static constexpr int kOtherTail = 0;  // no two rows share a vector
 
-    // The last three stages of the xor tree, row(r) being the vector of row r.
-    template <class Row>
-    static Floats tree(const Row& row) {
-        Floats v[4];
-        for (int i = 0; i < 4; ++i) {
-            const __m256d a = _mm256_castps_pd(row(2 * i)), b = _mm256_castps_pd(row(2 * i + 1));
-            v[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)) + _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
-        }
+    // The last three stages of the xor tree: the first of them for two rows, then the others, row 2 i and 2 i + 1 being
+    // in pair(i).
+    static Floats pair(Floats a, Floats b) {
+        const __m256d c = _mm256_castps_pd(a), d = _mm256_castps_pd(b);
+        return _mm256_castpd_ps(_mm256_unpacklo_pd(c, d)) + _mm256_castpd_ps(_mm256_unpackhi_pd(c, d));
+    }
+    template <class Pair>
+    static Floats tree(const Pair& pair) {
+        Floats v[2];
         for (int i = 0; i < 2; ++i) {
-            v[i] = _mm256_shuffle_ps(v[2 * i], v[2 * i + 1], 0x88) + _mm256_shuffle_ps(v[2 * i], v[2 * i + 1], 0xdd);
+            v[i] = _mm256_shuffle_ps(pair(2 * i), pair(2 * i + 1), 0x88) +
+                   _mm256_shuffle_ps(pair(2 * i), pair(2 * i + 1), 0xdd);
         }
         return _mm256_permute2f128_ps(v[0], v[1], 0x20) + _mm256_permute2f128_ps(v[0], v[1], 0x31);
     }

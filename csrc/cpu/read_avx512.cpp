@@ -115,18 +115,19 @@ struct Vector512 {
         b = _mm512_mask_add_ps(b, 0x3333, b, _mm512_maskz_shuffle_ps(kAll, dots, dots, 0x4e));
     }
 
-    // The last four stages of the xor tree, row(r) being the vector of row r.
-    template <class Row>
-    static Floats tree(const Row& row) {
-        Floats v[8];
-        for (int i = 0; i < 8; ++i) {
-            const __m512d a = _mm512_castps_pd(row(2 * i)), b = _mm512_castps_pd(row(2 * i + 1));
-            v[i] = _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(kAll64, a, b)) +
-                   _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(kAll64, a, b));
-        }
+    // The last four stages of the xor tree: the first of them for two rows, then the others, row 2 i and 2 i + 1 being
+    // in pair(i).
+    static Floats pair(Floats a, Floats b) {
+        const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
+        return _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(kAll64, c, d)) +
+               _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(kAll64, c, d));
+    }
+    template <class Pair>
+    static Floats tree(const Pair& pair) {
+        Floats v[4];
         for (int i = 0; i < 4; ++i) {
-            v[i] = _mm512_maskz_shuffle_ps(kAll, v[2 * i], v[2 * i + 1], 0x88) +
-                   _mm512_maskz_shuffle_ps(kAll, v[2 * i], v[2 * i + 1], 0xdd);
+            v[i] = _mm512_maskz_shuffle_ps(kAll, pair(2 * i), pair(2 * i + 1), 0x88) +
+                   _mm512_maskz_shuffle_ps(kAll, pair(2 * i), pair(2 * i + 1), 0xdd);
         }
         for (int i = 0; i < 2; ++i) {
             v[i] = _mm512_maskz_shuffle_f32x4(kAll, v[2 * i], v[2 * i + 1], 0x44) +
