@@ -1,4 +1,4 @@
-"""Takes one barrier, fence, commit, wait, mask or width out of the kernels at a time, and says which test notices.
+"""Takes one barrier, fence, commit, wait, landing copy, mask or width out of the kernels: which test notices?
 
     python tests/sim_mutations.py [--only TEXT]
 
@@ -41,6 +41,7 @@ REMOVALS = (
     ("removed", re.compile(r"\bcopy_async_commit\(\);"), ";"),
     ("removed", re.compile(r"\bwait_for_launch_before\(\);"), ";"),
     ("removed", re.compile(r"\bcopy_async_wait<\d+>\(\);"), ";"),
+    ("removed", re.compile(r"\b\w*copy\.land\([^;]*\);"), ";"),
     ("removed", re.compile(r"\bcluster_(?:arrive|wait)\(\);"), ";"),
     ("removed", re.compile(r"\b(?:expect|wait)_arrivals\([^;]*\);"), ";"),
 )
