@@ -38,12 +38,17 @@ struct FewTokens {
         return x.data() + ((bundle * kChunk + e) * group.count + t) * kWidth;
     }
 
-    static void put(const Activations& x, const Group& group, int t, std::int64_t index, float value) {
+    // `count` values from `index` on, of one chunk.
+    static void put(const Activations& x, const Group& group, int t, std::int64_t index, const float* values,
+                    int count) {
         const std::int64_t chunk = index / kChunk;
         const std::int64_t bundle = chunk / kWidth;
         float* const to = at(x, group, t, bundle, static_cast<int>(index % kChunk)) + V::element(chunk % kWidth);
-        to[0] = value;
-        if (tails_share(x) && bundle == x.chunks() / kWidth) to[V::kOtherTail] = value;
+        const std::int64_t stride = group.count * kWidth;
+        for (int i = 0; i < count; ++i) to[i * stride] = values[i];
+        if (tails_share(x) && bundle == x.chunks() / kWidth) {
+            for (int i = 0; i < count; ++i) to[i * stride + V::kOtherTail] = values[i];
+        }
     }
 
     // The values of a whole bundle.
@@ -56,8 +61,9 @@ struct FewTokens {
     // What stands behind the last value meets weights of zero, and must not make a NaN of them.
     static void pad(const Activations& x, const Group& group) {
         const std::int64_t multiple = tails_share(x) ? kBundle / 2 : kBundle;
-        for (std::int64_t i = x.chunks() * kChunk; i % multiple != 0; ++i) {
-            for (int t = 0; t < group.count; ++t) put(x, group, t, i, 0.0f);
+        constexpr float kNone[kChunk] = {};
+        for (std::int64_t i = x.chunks() * kChunk; i % multiple != 0; i += kChunk) {
+            for (int t = 0; t < group.count; ++t) put(x, group, t, i, kNone, kChunk);
         }
     }
 

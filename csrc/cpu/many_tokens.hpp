@@ -25,9 +25,11 @@ struct ManyTokens {
         std::int64_t stride;
     };
 
-    // Value `index` of token t of the group.
-    static void put(const Activations& x, const Group& group, int t, std::int64_t index, float value) {
-        x.at(group, index / kChunk)[t * kChunk + index % kChunk] = value;
+    // `count` values of token t of the group from `index` on, of one chunk.
+    static void put(const Activations& x, const Group& group, int t, std::int64_t index, const float* values,
+                    int count) {
+        float* const to = x.at(group, index / kChunk) + t * kChunk + index % kChunk;
+        for (int i = 0; i < count; ++i) to[i] = values[i];
     }
 
     // Of the rows of the first one or two `vectors`. finish(group, sums): sums[t * vectors + v] are those of token t of

@@ -65,6 +65,14 @@ struct Vector256 {
         }
     }
 
+    // The same of kWidth float4s, dealt as chunks are.
+    static void deal(const float* values, Floats (&dealt)[4]) {
+        Words words[4];
+        for (int i = 0; i < 4; ++i) words[i] = _mm256_loadu_si256(reinterpret_cast<const Words*>(values + 8 * i));
+        transpose(words);
+        for (int i = 0; i < 4; ++i) dealt[i] = _mm256_castsi256_ps(words[i]);
+    }
+
     // Of a bundle of which `count` weights are there, the rest being 0.
     static std::int64_t part(std::int64_t count) { return count; }
     static void load_part(const std::uint16_t* row, std::int64_t count, Words (&words)[4]) {

@@ -82,6 +82,14 @@ struct Vector512 {
         }
     }
 
+    // The same of kWidth float4s, dealt as chunks are.
+    static void deal(const float* values, Floats (&dealt)[4]) {
+        Words words[4];
+        for (int i = 0; i < 4; ++i) words[i] = _mm512_loadu_si512(values + 16 * i);
+        transpose(words);
+        for (int i = 0; i < 4; ++i) dealt[i] = _mm512_castsi512_ps(words[i]);
+    }
+
     // Of a bundle of which `count` weights are there, the rest being 0.
     struct Part {
         __mmask16 mask[4];
