@@ -214,9 +214,7 @@ inline constexpr std::size_t kTiledDownBytes =
 inline constexpr std::size_t kTiledUpBytes = 2 * tiled_step_bytes(2, 1, kTiledUpRows) +
                                              2 * kTiledUpRows * std::size_t{kAlignment} +
                                              2 * 2 * kTiledUpRows * kTiledTokens * sizeof(float);
-constexpr bool tiled_fits(std::size_t shared_limit) {
-    return kTiledDownBytes <= shared_limit && kTiledUpBytes <= shared_limit;
-}
+static_assert(kTiledDownBytes <= kPlainSharedLimit && kTiledUpBytes <= kPlainSharedLimit, "they run on every card");
 
 constexpr std::int64_t tiled_padded(std::int64_t tokens) {
     return (tokens + kTiledTokens - 1) / kTiledTokens * kTiledTokens;
@@ -295,7 +293,6 @@ static_assert(cluster_down_bytes(4) + cluster_up_asked(4, 227 * 1024) + kReserve
 static_assert(cluster_down_bytes(8) + cluster_up_bytes(8) + kReserved > 227 * 1024);
 static_assert(cluster_fits(8, {227 * 1024, true, true}) && cluster_fits(2, {99 * 1024, true, true}));
 static_assert(!cluster_fits(3, {99 * 1024, true, true}) && !cluster_fits(1, {227 * 1024, true, false}));
-static_assert(tiled_fits(64 * 1024), "all cards but those without more than the plain limit");
 static_assert(part_count(0, 8) == 0 && token_part(8, 6, 0).count == 4 && token_part(8, 6, 1).first == 4);
 
 }  // namespace strata

@@ -166,7 +166,7 @@ void say_choice(const Device& device, const SelftestResult& result, LogLines& li
                   device.index, arch, result.gates.split ? "" : "split ", result.gates.staged ? "" : "staged ",
                   result.gates.wide_up ? "" : "the 32-column up kernel ", variant_name(device.variant));
     }
-    if (!result.gates.tiled && tiled_fits(device.facts.shared_bytes)) {
+    if (!result.gates.tiled) {
         lines.add(LogLevel::Warning,
                   "self-test on %s:%d (%s): tiled differs from plain; %s runs for any number of tokens", kBackendName,
                   device.index, arch, variant_name(device.variant));

@@ -353,11 +353,6 @@ bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, cons
     if (fault_before_read(tuned ? variant : kHcRuntimeGeometry, args.stream_type)) return true;
     const bool streams = tuned && variant == kHcStream;
     const bool tiled = tuned && variant == kHcTiled;
-    if (tiled && !tiled_fits(limits.shared_bytes)) {
-        report->say("the tiled kernels need %zu bytes of shared memory a block, and this card gives %zu", kTiledUpBytes,
-                    limits.shared_bytes);
-        return false;
-    }
     const Launcher launcher(stream, report, tuned && limits.overlaps && fused_gr_overlaps(variant));
     const NormKernels& norm = norm_kernels(args.stream_type);
     const int group_limit = tiled ? kTiledGroup : streams ? stream_token_limit(limits.shared_bytes) : kMaxTokens;
@@ -395,7 +390,6 @@ int fused_gr_prepare(int variant, LaunchLimits* limits) {
         return 0;
     }
     if (variant == kHcTiled) {
-        if (!tiled_fits(shared_limit)) return 0;
         if (const int code = allow_shared(kTiledDown.kernel, kTiledDownBytes)) return code;
         return allow_shared(kTiledUp.kernel, kTiledUpBytes);
     }

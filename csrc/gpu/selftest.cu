@@ -99,8 +99,7 @@ class Selftest {
 
     SelftestResult run() {
         Gates& gates = result_.gates;
-        gates.plain = gates.split = gates.staged = gates.wide_up = gates.runtime_geometry = true;
-        gates.tiled = tiled_fits(request_.limits.shared_bytes);
+        gates.plain = gates.split = gates.staged = gates.wide_up = gates.runtime_geometry = gates.tiled = true;
         candidate_alive_ = request_.candidate != kNoVariant;
         bool completed = open();
         for (int i = 0; completed && i < kSelftestCases; i += request_.case_stride) completed = run_case(i);
@@ -387,10 +386,7 @@ class Selftest {
         report_line(line);
 
         if (!compare(c, outputs, kHcSplit, kUpNarrow, plain_, "plain", &gates.split, &other_) ||
-            !compare(c, outputs, kHcRuntimeGeometry, kUpNarrow, plain_, "plain", &gates.runtime_geometry, &other_)) {
-            return false;
-        }
-        if (tiled_fits(request_.limits.shared_bytes) &&
+            !compare(c, outputs, kHcRuntimeGeometry, kUpNarrow, plain_, "plain", &gates.runtime_geometry, &other_) ||
             !compare(c, outputs, kHcTiled, kUpNarrow, plain_, "plain", &gates.tiled, &other_)) {
             return false;
         }

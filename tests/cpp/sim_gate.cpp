@@ -361,7 +361,7 @@ void test_many_tokens() {
         {"gfx1201", "2", "1", kTiled, 9, false}, {"gfx1201", "2", "0", 0, 9, false},
         {"gfx1201", "0", "1", 0, 9, false},      {"gfx1201", "1", "1", 0, 9, false},
         {"gfx1201", "7", "1", 0, 9, true},       {"sm_90", "stream", "1", 0, 24, false},
-        {"sm_90", "stream", "1", 0, 25, true},   {"gfx90a,64,49152,4", "2", "1", 0, 9, false},
+        {"sm_90", "stream", "1", 0, 25, true},   {"gfx90a,64,49152,4", "2", "1", 0, 9, true},
     };
     for (const auto& row : rows) {
         const Outcome o = run({{"STRATA_HC_SPLIT", row.value}, {"STRATA_SELFTEST", row.selftest}}, [&] {
