@@ -39,15 +39,15 @@ STRATA_HOST_DEVICE std::uint32_t float_bits(float value) {
     return bits;
 }
 
-// The same sixteen bytes.
-STRATA_HOST_DEVICE Chunk as_chunk(Float4 v) {
-    return {{float_bits(v.x), float_bits(v.y), float_bits(v.z), float_bits(v.w)}};
-}
-
 STRATA_HOST_DEVICE float bits_float(std::uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
+}
+
+// The same sixteen bytes.
+STRATA_HOST_DEVICE Chunk as_chunk(Float4 v) {
+    return {{float_bits(v.x), float_bits(v.y), float_bits(v.z), float_bits(v.w)}};
 }
 
 inline constexpr std::uint32_t kSignBit = 0x80000000u;

@@ -24,6 +24,27 @@ __device__ __forceinline__ std::int64_t tiled_place(int token, int chunk, int ch
     return ((tile * chunks + chunk) * kTiledTokens + token % kTiledTokens) * 2 + half;
 }
 
+// A copy_async() from when it is asked for until it is there, for which copy_async_commit() and _wait() are the
+// thread's to say. Where there are no copies in the background a register holds the bytes meanwhile: land() puts them
+// into shared memory, take() gives them to the thread that has asked.
+struct CopyUnderWay {
+    Float4 held{};
+
+    __device__ __forceinline__ void ask(Float4* shared, const Float4* global) {
+        if (copies_in_background()) {
+            copy_async(shared, global);
+        } else {
+            held = load_float4(global);
+        }
+    }
+    __device__ __forceinline__ void land(Float4* shared) const {
+        if (!copies_in_background()) store_float4(shared, held);
+    }
+    __device__ __forceinline__ Chunk take(const Chunk* shared) const {
+        return copies_in_background() ? *shared : as_chunk(held);
+    }
+};
+
 // What one step multiplies: for each group of the block's threads kChunks chunks of kRows rows and of the tile's
 // tokens. The weights are fp32 here, once for all threads that multiply by them: first halves of chunks, then second
 // ones.
@@ -34,7 +55,7 @@ struct TiledStep {
     Float4 weights[kChunks][2][kGroups][kPlane];
     Float4 activations[kChunks][kGroups][kTiledTokens * 2];
 
-    static constexpr int kFloat4s = kChunks * kGroups * 2 * (kPlane + kTiledTokens);
+    static constexpr int kFloat4s = static_cast<int>(tiled_step_bytes(kGroups, kChunks, kRows) / sizeof(Float4));
     static constexpr int kSecondHalf = kGroups * kPlane;  // float4s from a first half to its second
     static constexpr int kChunkWeights = 2 * kSecondHalf;
     static constexpr int kChunkActivations = kGroups * kTiledTokens * 2;
@@ -57,12 +78,10 @@ struct TiledThread {
           token(thread / 2 % 2 + thread / (2 * kRowGroups) % (kTokenGroups / 2) * 2) {}
 };
 
-enum class Sums { kBegin, kContinue };
-
 // Adds the dots of one chunk to the sums of kRows rows and kTokens tokens, kRowStep and kTokenStep apart, or begins the
 // sums with them.
-template <class Step, int kRowStep, int kTokenStep, Sums kSums = Sums::kContinue, int kRows, int kTokens>
-__device__ __forceinline__ void add_chunk_dots(float (&sums)[kRows][kTokens], const Float4* weights,
+template <class Step, int kRowStep, int kTokenStep, int kRows, int kTokens>
+__device__ __forceinline__ void add_chunk_dots(float (&sums)[kRows][kTokens], bool begin, const Float4* weights,
                                                const Float4* activations) {
     Float4 first[kTokens], second[kTokens];
 #pragma unroll
@@ -77,7 +96,7 @@ __device__ __forceinline__ void add_chunk_dots(float (&sums)[kRows][kTokens], co
 #pragma unroll
         for (int k = 0; k < kTokens; ++k) {
             const float dot = widened_dot(low, high, first[k], second[k]);
-            sums[r][k] = kSums == Sums::kBegin ? dot : sums[r][k] + dot;
+            sums[r][k] = begin ? dot : sums[r][k] + dot;
             settle(sums[r][k]);
         }
     }

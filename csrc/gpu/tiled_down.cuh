@@ -47,7 +47,7 @@ struct TiledDownShared {
     // The next step's weights on their way: a thread widens what it has asked for itself.
     Chunk asked[kTiledDownChunks][kTiledDownRows * kTiledDownLanes];
 };
-static_assert(sizeof(TiledDownShared) == kTiledDownBytes && sizeof(TiledDownStep) % sizeof(Float4) == 0);
+static_assert(sizeof(TiledDownShared) == kTiledDownBytes);
 
 // Grid (kLanes / kTiledDownLanes, kTiledRows / kTiledDownRows, tiles of tokens), kTiledDownThreads threads.
 __global__ void __launch_bounds__(kTiledDownThreads) gr_tiled_down_kernel(GroupArgs args) {
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kTiledDownThreads) gr_tiled_down_kernel(GroupA
 #pragma unroll
             for (int c = 0; c < kTiledDownChunks; ++c) {
                 add_chunk_dots<TiledDownStep, kRowGroups, kTokenGroups>(
-                    sums, own_weights + buffer * TiledDownStep::kFloat4s + c * TiledDownStep::kChunkWeights,
+                    sums, false, own_weights + buffer * TiledDownStep::kFloat4s + c * TiledDownStep::kChunkWeights,
                     own_activations + buffer * TiledDownStep::kFloat4s + c * TiledDownStep::kChunkActivations);
             }
             if (step + 1 < kSteps) {

@@ -5,8 +5,6 @@
 // additions of one thread. Of what is left of the tree, two sums are kept in shared memory and one is exchanged.
 #pragma once
 
-#include <type_traits>
-
 #include "gpu/quantise.cuh"
 #include "gpu/tiled_down.cuh"
 
@@ -102,17 +100,10 @@ __global__ void __launch_bounds__(kTiledUpThreads, resident_blocks(2)) gr_tiled_
             local_barrier();  // and everyone is done with the other step
             if (more) ask_activations(turn + 1, buffer ^ 1);
             copy_async_commit();
-            const auto add_dots = [&](auto& target, auto begin) {
-                add_chunk_dots<TiledUpStep, kTiledUpColumnGroups, kTiledUpTokenGroups, decltype(begin)::value>(
-                    target, own_weights + buffer * TiledUpStep::kFloat4s,
-                    own_activations + buffer * TiledUpStep::kFloat4s);
-            };
-            using Begin = std::integral_constant<Sums, Sums::kBegin>;
-            using Continue = std::integral_constant<Sums, Sums::kContinue>;
-            if (turn == 0) add_dots(sums, Begin{});
-            if (turn == 1 || turn == 2) add_dots(sums, Continue{});
-            if (turn == 3) add_dots(others, Begin{});
-            if (turn == 4) add_dots(others, Continue{});
+            const bool first = turn < 3;  // of the set's two sums
+            add_chunk_dots<TiledUpStep, kTiledUpColumnGroups, kTiledUpTokenGroups>(
+                first ? sums : others, turn == 0 || turn == 3, own_weights + buffer * TiledUpStep::kFloat4s,
+                own_activations + buffer * TiledUpStep::kFloat4s);
             if (more) {
                 copy_async_wait<1>();
                 finish_step(buffer ^ 1);

@@ -50,10 +50,10 @@ Bf16x4 load_bf16x4(const Bf16x4* address);
 
 // A copy lands when the group that it was committed in is waited for, not before; where the card has no copies in the
 // background, at once.
-bool copies_in_background();
 void copy_async(Float4* shared, const Float4* global);
 void copy_async_commit();
 void copy_async_wait(int pending);
+bool copies_in_background();
 
 // What a block waits for: bytes that bulk copies and other blocks of its cluster bring into its shared memory, where it
 // lies. The card keeps the count elsewhere.

@@ -264,21 +264,14 @@ __device__ __forceinline__ void copy_async_wait() {
 #endif
 }
 
-// One copy_async() from when it is asked for until it is there, for which copy_async_commit() and _wait() are the
-// thread's to say. Where there are no copies in the background a register holds the bytes meanwhile: land() puts them
-// into shared memory, take() gives them to the thread that has asked.
-struct CopyUnderWay {
+// Whether a copy_async() leaves the thread to go on meanwhile.
+__device__ __forceinline__ constexpr bool copies_in_background() {
 #if __CUDA_ARCH__ >= 800
-    __device__ __forceinline__ void ask(Float4* shared, const Float4* global) { copy_async(shared, global); }
-    __device__ __forceinline__ void land(Float4*) const {}
-    __device__ __forceinline__ Chunk take(const Chunk* shared) const { return *shared; }
+    return true;
 #else
-    Float4 held;
-    __device__ __forceinline__ void ask(Float4*, const Float4* global) { held = *global; }
-    __device__ __forceinline__ void land(Float4* shared) const { *shared = held; }
-    __device__ __forceinline__ Chunk take(const Chunk*) const { return as_chunk(held); }
+    return false;
 #endif
-};
+}
 
 // The block's dynamic shared memory, of which copy_row_pieces() asks most, and a statically sized piece (one for each
 // type).

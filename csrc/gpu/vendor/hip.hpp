@@ -187,14 +187,7 @@ __device__ __forceinline__ void copy_async_commit() {}
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {}
 
-// What a copy in the background is elsewhere: a register holds the bytes from ask() until land() puts them into shared
-// memory or take() gives them to the thread that has asked.
-struct CopyUnderWay {
-    Float4 held;
-    __device__ __forceinline__ void ask(Float4*, const Float4* global) { held = load_float4(global); }
-    __device__ __forceinline__ void land(Float4* shared) const { store_float4(shared, held); }
-    __device__ __forceinline__ Chunk take(const Chunk*) const { return as_chunk(held); }
-};
+__device__ __forceinline__ constexpr bool copies_in_background() { return false; }
 
 // The block's dynamic shared memory, and a statically sized piece (one for each type).
 __device__ __forceinline__ Float4* dynamic_shared() {

@@ -125,19 +125,7 @@ __forceinline__ void copy_async_wait() {
     sim::copy_async_wait(kPending);
 }
 
-struct CopyUnderWay {
-    Float4 held{};
-    void ask(Float4* shared, const Float4* global) {
-        if (sim::copies_in_background()) return sim::copy_async(shared, global);
-        held = sim::load_float4(global);
-    }
-    void land(Float4* shared) const {
-        if (!sim::copies_in_background()) sim::store_float4(shared, held);
-    }
-    Chunk take(const Chunk* shared) const {
-        return sim::copies_in_background() ? sim::load_chunk(shared) : as_chunk(held);
-    }
-};
+using sim::copies_in_background;
 
 // Clusters: neighbouring blocks of a launch that run at once and write into each other's shared memory.
 inline constexpr bool kClusterLaunches = true;  // on some cards
