@@ -178,11 +178,15 @@ def demangled(names: list[str]) -> list[str]:
     return [re.sub(r"^void |strata::(?:gpu::)?|\(.*\)$|\((?:int|bool)\)", "", name) for name in full.splitlines()]
 
 
-def test_cuda_kernels_do_not_spill():
+def built_reports():
     logs = sorted(BUILD.glob("CMakeFiles/strata_cuda.dir/csrc/gpu/*.cu.o.log"))
     if not logs:
         missing("the CUDA library was not built in build/, so there is no compiler output to read")
-    reports = kernel_reports([path.read_text() for path in logs])
+    return kernel_reports([path.read_text() for path in logs])
+
+
+def test_cuda_kernels_do_not_spill():
+    reports = built_reports()
     archs = sorted({arch for arch, _ in reports}, key=lambda arch: int(re.sub(r"\D", "", arch)))
     kernels = sorted({kernel for _, kernel in reports})
     table = [f"{'registers':60s}" + "".join(f"{arch:>8s}" for arch in archs)]
@@ -197,6 +201,23 @@ def test_cuda_kernels_do_not_spill():
     for part in ("register_half", "staged", "plain", "norm", "up"):
         assert any(part in kernel for kernel in kernels), f"no {part} kernel was compiled"
     assert spilling(reports) == []
+
+
+def test_clusters_of_eight_tokens_share_a_multiprocessor_as_planned():
+    """By their registers one block of stream's down kernel and one of its up kernel fit, and two of the latter do not
+    (csrc/gpu/cluster_up.cuh says why). On the cards that give a block enough shared memory for eight tokens."""
+    found = set()
+    for (arch, kernel), report in built_reports().items():
+        if arch not in ("sm_90", "sm_100", "sm_103") or "ILi8E" not in kernel:
+            continue
+        if "gr_cluster_down_kernel" in kernel:
+            assert report["registers"] <= 96, (arch, kernel)
+        elif "gr_cluster_up_kernel" in kernel:
+            assert 96 < report["registers"] <= 104, (arch, kernel)
+        else:
+            continue
+        found.add((arch, kernel))
+    assert len(found) % 6 == 0 and found, "two instances of down and four of up for each architecture"
 
 
 PTXAS = """\

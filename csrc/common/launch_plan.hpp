@@ -131,6 +131,11 @@ STRATA_HOST_DEVICE constexpr int cluster_positions(int instance) {  // chunks of
     return static_cast<int>(kModelGeometry.depth()) / kChunk / cluster_blocks(instance);
 }
 inline constexpr int kClusterRounds = static_cast<int>(kModelGeometry.depth()) / kChunk / kLanes;  // chunks of a lane
+// The rows whose weights a block asks for ahead of the fold; for the others it asks once the activations are here.
+// (All wait for the warp that asks, some 50 cycles a row; all of them later is slower still.)
+STRATA_HOST_DEVICE constexpr int cluster_rows_first(int instance) { return instance == 1 ? 8 : 12; }
+// The rows, the last ones, whose dots lie over weights that have been read: so blocks of up fit beside one of down.
+STRATA_HOST_DEVICE constexpr int cluster_rows_over_weights(int instance) { return instance > 2 ? 2 : 0; }
 // Dots behind those of a row and group of tokens, so that those who add do not meet in a bank.
 STRATA_HOST_DEVICE constexpr int cluster_dots_padding(int instance) { return cluster_lanes(instance); }
 
@@ -138,18 +143,19 @@ STRATA_HOST_DEVICE constexpr int cluster_dots_padding(int instance) { return clu
 STRATA_HOST_DEVICE constexpr int cluster_first_row(int cluster, int rows, int count) { return cluster * rows / count; }
 
 inline constexpr std::size_t kRowAlignment = 128;  // what copies of pieces of rows ask of shared memory
-// Weights, dots, sums of lanes, squares, the norms' sums and what is waited for.
+// Dots, weights, sums of lanes, norms and what is waited for.
 constexpr std::size_t cluster_down_bytes(int instance) {
-    const int streams = static_cast<int>(kModelGeometry.streams);
+    const auto aligned = [](std::size_t bytes) { return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment; };
+    const int rows = cluster_rows(instance);
     const int positions = cluster_positions(instance);
-    const int weights = cluster_rows(instance) * positions * kAlignment;
-    const int dots = cluster_rows(instance) * (positions + cluster_dots_padding(instance));
-    const int lane_sums = cluster_finished(instance) * kLanes;
-    const int squares = 2 * positions;
-    const int norms = streams * (kNormThreads + kNormGroups);
-    const auto floats = static_cast<std::size_t>(instance * (dots + lane_sums + squares + streams) + norms);
-    const std::size_t bytes = static_cast<std::size_t>(weights) + floats * sizeof(float) + 2 * kAlignment;
-    return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
+    const int row_dots = instance * (positions + cluster_dots_padding(instance));
+    const int dots = (rows - cluster_rows_over_weights(instance)) * row_dots;
+    const int weights = rows * positions * kAlignment;
+    const int lane_sums = instance * cluster_finished(instance) * kLanes;
+    const int norms = (kNormGroups + instance) * static_cast<int>(kModelGeometry.streams);
+    const auto floats = static_cast<std::size_t>(lane_sums + norms);
+    return aligned(aligned(static_cast<std::size_t>(dots) * sizeof(float)) + static_cast<std::size_t>(weights) +
+                   floats * sizeof(float) + 3 * kAlignment);
 }
 
 // Chunks behind each stream's weights, so that threads with one column of the four do not meet in a bank.
@@ -164,20 +170,15 @@ constexpr std::size_t cluster_up_bytes(int instance) {
 }
 
 // What the up kernel asks for: more than half of a multiprocessor's, so that no two of its blocks share one while
-// others have none (they begin while the down kernel leaves some free), unless its own share fits beside the down
-// kernel and that much does not. Each block costs kReserved more. (bench/NOTES.md has what it gains.)
+// others have none. Where a block of the down kernel leaves less than that (eight tokens), kUpRegisters are to see to
+// it. Each block costs kReserved more. (bench/NOTES.md has what it gains.)
 inline constexpr std::size_t kReserved = 1024;
 constexpr std::size_t cluster_up_asked(int instance, std::size_t shared_limit) {
     const std::size_t own = cluster_up_bytes(instance);
     const std::size_t alone = shared_limit / 2 + kReserved;
     const std::size_t down = cluster_down_bytes(instance) + kReserved;
-    const bool own_fits = down + own <= shared_limit;
-    return alone < own || (own_fits && down + alone > shared_limit) ? own : alone;
+    return alone < own || down + alone > shared_limit ? own : alone;
 }
-
-// No block of another launch fits beside one of such a down kernel: neither of the up kernel ahead of it nor of its
-// own. (On cards that give a block 227 KiB, which the assertions below are for.)
-STRATA_HOST_DEVICE constexpr bool cluster_fills_card(int instance) { return instance > 4; }
 
 constexpr bool cluster_fits(int tokens, const LaunchLimits& limits) {
     return limits.clusters && cluster_down_bytes(stream_instance(tokens)) <= limits.shared_bytes;
@@ -290,7 +291,8 @@ static_assert(down_shared_bytes(kHcStaged, 3) == down_shared_bytes(kHcRegisterHa
 static_assert(stream_token_limit(48 * 1024) == 2 && stream_token_limit(64 * 1024) == 4);
 static_assert(stream_token_limit(99 * 1024) == 4 && stream_token_limit(227 * 1024) == 8);
 static_assert(cluster_down_bytes(4) + cluster_up_asked(4, 227 * 1024) + kReserved <= 227 * 1024);
-static_assert(cluster_down_bytes(8) + cluster_up_bytes(8) + kReserved > 227 * 1024);
+static_assert(cluster_down_bytes(8) + cluster_up_asked(8, 227 * 1024) + kReserved <= 227 * 1024);
+static_assert(cluster_up_asked(4, 227 * 1024) > 227 * 1024 / 2);
 static_assert(cluster_fits(8, {227 * 1024, true, true}) && cluster_fits(2, {99 * 1024, true, true}));
 static_assert(!cluster_fits(3, {99 * 1024, true, true}) && !cluster_fits(1, {227 * 1024, true, false}));
 static_assert(part_count(0, 8) == 0 && token_part(8, 6, 0).count == 4 && token_part(8, 6, 1).first == 4);

@@ -25,15 +25,29 @@ struct ClusterDownShared {
     static constexpr int kOwn = kTokens / kTokenGroups;  // tokens of a thread
     using Dots = PerToken<kOwn>;
 
-    alignas(kRowAlignment) Chunk weights[cluster_rows(kTokens)][kPositions];
-    Dots dots[cluster_rows(kTokens)][kTokenGroups][kPositions + cluster_dots_padding(kTokens)];
+    static constexpr int kRows = cluster_rows(kTokens);
+    static constexpr int kRowsOverWeights = cluster_rows_over_weights(kTokens);
+    using RowDots = Dots[kTokenGroups][kPositions + cluster_dots_padding(kTokens)];
+
+    // Dots take the place of what the norms are made of, and those of the last rows that of the first rows' weights.
+    union {
+        struct {
+            alignas(Float4) float squares[kTokens][kStreams][kPositions / kStreams * 2];
+            alignas(Float4) float sums[kStreams][kNormThreads];
+        } norm;
+        RowDots dots[kRows];
+        struct {
+            RowDots dots[kRows - kRowsOverWeights];
+            alignas(kRowAlignment) Chunk weights[kRows][kPositions];
+        } before_last;
+    };
     Dots lane_sums[cluster_finished(kTokens)][kTokenGroups][kLanes];
-    alignas(Float4) float squares[kTokens][kStreams][kPositions / kStreams * 2];
-    alignas(Float4) float norm_sums[kStreams][kNormThreads];
     float group_sums[kStreams][kNormGroups];
     float rs[kTokens][kStreams];
-    Arrivals weights_arrive, norm_sums_arrive, rs_arrive, lane_sums_arrive;
+    Arrivals weights_arrive, more_weights_arrive, norm_sums_arrive, rs_arrive, lane_sums_arrive;
 
+    static_assert(sizeof norm <= sizeof before_last.dots);
+    static_assert(sizeof dots <= sizeof before_last);
     static_assert(sizeof(Chunk[kPositions]) % kRowAlignment == 0);
 };
 static_assert(sizeof(ClusterDownShared<1>) == cluster_down_bytes(1) &&
@@ -43,7 +57,7 @@ static_assert(sizeof(ClusterDownShared<1>) == cluster_down_bytes(1) &&
 
 // Grid kClusterDownBlocks in clusters of cluster_blocks(kTokens), kStreamThreads threads.
 template <int kTokens, class Four>
-__global__ void __launch_bounds__(kStreamThreads, cluster_fills_card(kTokens) ? 1 : 2)
+__global__ void __launch_bounds__(kStreamThreads, 2)
     gr_cluster_down_kernel(const __grid_constant__ ClusterArgs cluster_args) {
     if constexpr (kClusters) {
         using Shared = ClusterDownShared<kTokens>;
@@ -53,21 +67,23 @@ __global__ void __launch_bounds__(kStreamThreads, cluster_fills_card(kTokens) ? 
         constexpr int kPositions = Shared::kPositions;
         constexpr int kOwn = Shared::kOwn;
         constexpr int kClusterCount = cluster_count(kTokens);
-        constexpr int kRows = cluster_rows(kTokens);
+        constexpr int kRows = Shared::kRows;
+        constexpr int kRowsFirst = cluster_rows_first(kTokens);
         constexpr int kFinished = cluster_finished(kTokens);
         constexpr int kRowChunks = kDepth / kChunk;
         constexpr int kRounds = kClusterRounds;
         constexpr int kStreamRounds = kRounds / kStreams;
         constexpr int kStreamFloat4s = kWidth / 4;
         constexpr int kBlockFloat4s = 2 * kBlockLanes;  // of a round
-        constexpr bool kFillsCard = cluster_fills_card(kTokens);
         static_assert(kTokens * kStreams <= kLanes, "a lane makes the gain of each token and stream");
         static_assert(kTokens <= kBlocks, "a block for each token's norms");
         static_assert(kTokens <= kClusterCount, "a cluster stores what it has normalised of one token");
         static_assert(kRows <= kLanes, "a thread of the last group asks for each row's weights");
+        static_assert(kRowsFirst <= cluster_rows_at_least(kTokens));
 
         const GroupArgs& args = cluster_args.group;
         auto& shared = *reinterpret_cast<Shared*>(dynamic_shared());
+        auto& row_weights = shared.before_last.weights;
         const int thread = static_cast<int>(threadIdx.x);
         const int lane = logical_lane();
         const int rank = static_cast<int>(blockIdx.x) % kBlocks;
@@ -89,8 +105,10 @@ __global__ void __launch_bounds__(kStreamThreads, cluster_fills_card(kTokens) ? 
         const int chunk = stream_round * kLanes + rank * kBlockLanes + block_lane;  // of its stream
 
         if (thread == 0) {
-            expect_arrivals(shared.weights_arrive, static_cast<unsigned>(rows) * sizeof shared.weights[0]);
-            if (rank < kTokens) expect_arrivals(shared.norm_sums_arrive, sizeof shared.norm_sums);
+            expect_arrivals(shared.weights_arrive, kRowsFirst * sizeof row_weights[0]);
+            expect_arrivals(shared.more_weights_arrive,
+                            static_cast<unsigned>(rows - kRowsFirst) * sizeof row_weights[0]);
+            if (rank < kTokens) expect_arrivals(shared.norm_sums_arrive, sizeof shared.norm.sums);
             expect_arrivals(shared.rs_arrive, sizeof shared.rs);
             expect_arrivals(shared.lane_sums_arrive, static_cast<unsigned>(finished) * sizeof shared.lane_sums[0]);
         }
@@ -100,19 +118,28 @@ __global__ void __launch_bounds__(kStreamThreads, cluster_fills_card(kTokens) ? 
             prefetch_rows(cluster_args.w_down);
             if (args.w_inject != nullptr) prefetch_rows(cluster_args.w_inject);
         }
-        // The weights may still be written by the launch ahead, so they are asked for into the second-level cache only.
-        // (With kFillsCard that launch has left the card when this block begins: activations would wait behind them.)
+        // Weights may still be written by the launch ahead, so they are asked for into the second-level cache only.
+        // (The norms' for one token: 0.08 us slower on an H200.)
+        constexpr int kGainBlocks = 40;
+        constexpr int kGains = kDepth / kGainBlocks;
+        static_assert(kGainBlocks * kGains == kDepth && kGainBlocks <= kClusterDownBlocks);
+        if (kTokens > 1 && thread == kLanes && blockIdx.x < kGainBlocks) {
+            prefetch(args.w_norm + static_cast<int>(blockIdx.x) * kGains, kGains * sizeof(float));
+        }
         const int asked_row = thread - (kStreamThreads - kLanes);  // a thread of the last group's
         const bool asks = asked_row >= 0 && asked_row < rows;
         const bool asks_inject = first_row + asked_row >= kRank;
         const int matrix_row = first_row + asked_row - (asks_inject ? kRank : 0);
-        if (asks && !kFillsCard) {
+        if (asks) {
             constexpr int kPart = kRowChunks / kBlocks;
             const Chunk* matrix = asks_inject ? args.w_inject : args.w_down;
             prefetch(matrix + matrix_row * kRowChunks + rank * kPart, kPart * static_cast<unsigned>(sizeof(Chunk)));
         }
+        const auto ask_for_weights = [&](Arrivals& arrivals) {
+            copy_row_pieces(row_weights[asked_row], asks_inject ? cluster_args.w_inject : cluster_args.w_down,
+                            matrix_row, rank, arrivals);
+        };
         wait_for_launch_before();
-        clear_counters(args, kQ8Columns);
 
         // Activations before weights, which would keep them waiting.
         const auto* residual = static_cast<const Four*>(args.residual) + stream * kStreamFloat4s + 2 * chunk;
@@ -136,10 +163,7 @@ __global__ void __launch_bounds__(kStreamThreads, cluster_fills_card(kTokens) ? 
         const auto* w_norm = reinterpret_cast<const Float4*>(args.w_norm) + stream * kStreamFloat4s + 2 * chunk;
         const Float4 first_gain = load_float4(w_norm);
         const Float4 second_gain = load_float4(w_norm + 1);
-        if (asks) {
-            copy_row_pieces(shared.weights[asked_row], asks_inject ? cluster_args.w_inject : cluster_args.w_down,
-                            matrix_row, rank, shared.weights_arrive);
-        }
+        if (asks && asked_row < kRowsFirst) ask_for_weights(shared.weights_arrive);
         if (folds) {
             const float gain = fold_gain(inject_prev, kStreams);
 #pragma unroll
@@ -157,7 +181,8 @@ __global__ void __launch_bounds__(kStreamThreads, cluster_fills_card(kTokens) ? 
         // Norm: what a thread of gr_norm_kernel adds up is all in this block, for the threads that have its lanes.
 #pragma unroll
         for (int k = 0; k < kOwn; ++k) {
-            float* squares = shared.squares[first_token + k][stream] + stream_round * kBlockFloat4s + 2 * block_lane;
+            float* squares =
+                shared.norm.squares[first_token + k][stream] + stream_round * kBlockFloat4s + 2 * block_lane;
             squares[0] = square(first[k]);
             squares[1] = square(second[k]);
         }
@@ -174,30 +199,31 @@ __global__ void __launch_bounds__(kStreamThreads, cluster_fills_card(kTokens) ? 
 #pragma unroll
             for (int r = 0; r < kStreamRounds; r += kNormRounds) {
                 if (norm_round + r >= kStreamRounds) continue;
-                const float* place = shared.squares[token][norm_stream] + (norm_round + r) * kBlockFloat4s + 4 * four;
+                const float* place =
+                    shared.norm.squares[token][norm_stream] + (norm_round + r) * kBlockFloat4s + 4 * four;
                 const Float4 squares = load_float4(reinterpret_cast<const Float4*>(place));
                 sums = {sums.x + squares.x, sums.y + squares.y, sums.z + squares.z, sums.w + squares.w};
             }
-            float* place = shared.norm_sums[norm_stream] + norm_round * 2 * kLanes + rank * kBlockFloat4s + 4 * four;
+            float* place = shared.norm.sums[norm_stream] + norm_round * 2 * kLanes + rank * kBlockFloat4s + 4 * four;
             send(reinterpret_cast<Float4*>(place), token, sums, shared.norm_sums_arrive);
         }
-        if (rank < kTokens) {  // token `rank`
-            if (const int group = logical_group(); group < kNormGroups) {
-                wait_arrivals(shared.norm_sums_arrive);
-                float sums[kStreams];
+        if (asks && asked_row >= kRowsFirst) ask_for_weights(shared.more_weights_arrive);
+        const bool makes_norms = rank < kTokens;  // of token `rank`
+        if (const int group = logical_group(); makes_norms && group < kNormGroups) {
+            wait_arrivals(shared.norm_sums_arrive);
+            float sums[kStreams];
 #pragma unroll
-                for (int s = 0; s < kStreams; ++s) sums[s] = shared.norm_sums[s][group * kLanes + lane];
-                tree_sums<kLanes>(sums, lane);
-                if (lane % (kLanes / kStreams) == 0) shared.group_sums[lane * kStreams / kLanes][group] = sums[0];
-            }
-            local_barrier();
-            if (thread < kStreams * kBlocks) {
-                const int norm_stream = thread % kStreams;
-                const int to = thread / kStreams;
-                const float rs = reciprocal_rms(ordered_sum(shared.group_sums[norm_stream]), kWidth, args.eps);
-                send(&shared.rs[rank][norm_stream], to, rs, shared.rs_arrive);
-                if (cluster == 0 && to == 0 && rank < tokens) args.rs[rank * kStreams + norm_stream] = canonical(rs);
-            }
+            for (int s = 0; s < kStreams; ++s) sums[s] = shared.norm.sums[s][group * kLanes + lane];
+            tree_sums<kLanes>(sums, lane);
+            if (lane % (kLanes / kStreams) == 0) shared.group_sums[lane * kStreams / kLanes][group] = sums[0];
+        }
+        local_barrier();  // group_sums are there, and `norm` has been read
+        if (makes_norms && thread < kStreams * kBlocks) {
+            const int norm_stream = thread % kStreams;
+            const int to = thread / kStreams;
+            const float rs = reciprocal_rms(ordered_sum(shared.group_sums[norm_stream]), kWidth, args.eps);
+            send(&shared.rs[rank][norm_stream], to, rs, shared.rs_arrive);
+            if (cluster == 0 && to == 0 && rank < tokens) args.rs[rank * kStreams + norm_stream] = canonical(rs);
         }
         wait_arrivals(shared.rs_arrive);
         auto* const normalised = reinterpret_cast<Float4*>(args.normalised);
@@ -213,31 +239,36 @@ __global__ void __launch_bounds__(kStreamThreads, cluster_fills_card(kTokens) ? 
             mine[1] = second[k];
         }
 
+        clear_counters(args, kQ8Columns);
+
         wait_arrivals(shared.weights_arrive);
-        if (kFillsCard && thread == 0) {
-            // The up kernel asks for its weights late, and the memory is idle from here on.
-            constexpr int kPart = kStreamUpRows * kStreamUpRowChunks;
-            for (int part = static_cast<int>(blockIdx.x); part < kStreamUpBlocks; part += kClusterDownBlocks) {
-                prefetch(args.w_up + part * kPart, kPart * static_cast<unsigned>(sizeof(Chunk)));
-            }
-        }
         constexpr int kRowsAtOnce = kTokens <= 4 ? 4 : 2;  // whose dots overlap
+        constexpr int kRowsBeforeLast = kRows - Shared::kRowsOverWeights;
+        static_assert(kRowsFirst % kRowsAtOnce == 0);
+        static_assert(Shared::kRowsOverWeights == 0 ||
+                      (kRowsBeforeLast % kRowsAtOnce == 0 && Shared::kRowsOverWeights <= kRowsAtOnce &&
+                       sizeof shared.dots - sizeof shared.before_last.dots <= kRowsBeforeLast * sizeof row_weights[0]));
         const auto has_row = [rows](int row) {
             return row < cluster_rows_at_least(kTokens) || (row < kRows && row < rows);
         };
 #pragma unroll
         for (int from = 0; from < kRows; from += kRowsAtOnce) {
+            if (from == kRowsFirst) wait_arrivals(shared.more_weights_arrive);
             Chunk weights[kRowsAtOnce] = {};
+            Dots dots[kRowsAtOnce];
 #pragma unroll
             for (int i = 0; i < kRowsAtOnce; ++i) {
-                if (has_row(from + i)) weights[i] = shared.weights[from + i][position];
+                if (has_row(from + i)) weights[i] = row_weights[from + i][position];
             }
 #pragma unroll
             for (int i = 0; i < kRowsAtOnce; ++i) {
-                Dots dots;
 #pragma unroll
-                for (int k = 0; k < kOwn; ++k) dots.of[k] = chunk_dot(weights[i], first[k], second[k]);
-                if (has_row(from + i)) shared.dots[from + i][token_group][position] = dots;
+                for (int k = 0; k < kOwn; ++k) dots[i].of[k] = chunk_dot(weights[i], first[k], second[k]);
+            }
+            if (from == kRowsBeforeLast) local_barrier();  // every thread has read the weights that these lie over
+#pragma unroll
+            for (int i = 0; i < kRowsAtOnce; ++i) {
+                if (has_row(from + i)) shared.dots[from + i][token_group][position] = dots[i];
             }
         }
         local_barrier();

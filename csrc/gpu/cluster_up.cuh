@@ -22,10 +22,27 @@ struct ClusterUpShared {
 static_assert(sizeof(ClusterUpShared<1>) == cluster_up_bytes(1) && sizeof(ClusterUpShared<2>) == cluster_up_bytes(2) &&
               sizeof(ClusterUpShared<4>) == cluster_up_bytes(4) && sizeof(ClusterUpShared<8>) == cluster_up_bytes(8));
 
+// For eight tokens more registers than two blocks of a multiprocessor can have, and no more than fit beside a block of
+// the down kernel: it has 65,536, that block takes 96 for each of ten warps, so there is room for ten warps of up to
+// 104, and not for twenty of more than 96. (Shared memory sees to that for fewer tokens: cluster_up_asked().)
+inline constexpr int kClusterUpHeldRegisters = 94;  // and a few more
+inline constexpr int kClusterUpMostRegisters = 104;
+
+// Has the compiler give the kernel that calls it more than kCount registers a thread: values that all live at once, on
+// a way that is never taken.
+template <int kCount>
+__device__ void hold_registers(volatile float* place) {
+    float values[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) values[i] = place[i];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) place[kCount - i] = values[i];
+}
+
 // Grid kStreamUpBlocks, kStreamThreads threads. (An instance that could quantise takes up to 0.5 us more where it does
 // not: bench/NOTES.md.)
 template <int kTokens, class Four, bool kQuantise>
-__global__ void __launch_bounds__(kStreamThreads, 2) gr_cluster_up_kernel(GroupArgs args) {
+__global__ void STRATA_MOST_REGISTERS(kClusterUpMostRegisters) gr_cluster_up_kernel(GroupArgs args) {
     if constexpr (kClusters) {
         using Shared = ClusterUpShared<kTokens>;
         constexpr int kRowThreads = 8;
@@ -38,6 +55,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) gr_cluster_up_kernel(GroupA
         const int thread = static_cast<int>(threadIdx.x);
         const int tokens = kTokens <= 2 ? kTokens : args.tokens;
         const int first_column = static_cast<int>(blockIdx.x) * kStreamColumns;
+        if (kTokens > 4 && args.tokens > kTokens)
+            return hold_registers<kClusterUpHeldRegisters>(reinterpret_cast<volatile float*>(dynamic_shared()));
 
         // R' once more: the launch ahead has waited for whatever wrote what it is made of. Asked for before the
         // weights, which would keep it waiting.
@@ -62,9 +81,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) gr_cluster_up_kernel(GroupA
                           sizeof shared.weights[s].of, shared.weights_arrive);
             }
         }
-        // Few tokens: the next read's first launch then has its weights under way early. (H200, T = 4: 9.59 us if it
-        // comes now, 9.36 if below; T = 1: 5.53, 5.78.)
-        if constexpr (kTokens <= 2) let_next_launch_begin();
+        let_next_launch_begin();  // whose prefetches then come early: on an H200 0.2 (T = 1) to 0.4 us (T = 8)
         Four folded{};
         if (has_value && folds) {
             value = fold(written, fold_gain(inject_prev, kStreams), value);
@@ -72,7 +89,6 @@ __global__ void __launch_bounds__(kStreamThreads, 2) gr_cluster_up_kernel(GroupA
         }
 
         wait_for_launch_before();
-        if constexpr (kTokens > 2) let_next_launch_begin();
         float lo[kTokens];
 #pragma unroll
         for (int k = 0; k < kTokens; ++k) lo[k] = k < tokens ? args.lo[k * kRank + thread] : 0.0f;

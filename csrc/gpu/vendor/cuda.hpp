@@ -26,6 +26,9 @@ inline constexpr const char* kBackendName = "cuda";
 // The second number of __launch_bounds__ for a kernel of which so many blocks should fit a multiprocessor at once.
 constexpr int resident_blocks(int blocks) { return blocks; }
 
+// Instead of __launch_bounds__: at most so many registers for each thread of a kernel.
+#define STRATA_MOST_REGISTERS(count) __maxnreg__(count)
+
 // Waits until all threads of the block are here and their memory accesses are seen by each other.
 __device__ __forceinline__ void barrier() { __syncthreads(); }
 

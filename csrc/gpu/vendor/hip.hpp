@@ -35,6 +35,9 @@ inline constexpr const char* kBackendName = "hip";
 // it counts waves of a SIMD, and more than one costs registers: gfx942 would spill.
 constexpr int resident_blocks(int) { return 1; }
 
+// At most so many registers for each thread of a kernel: of those with clusters, which are empty here.
+#define STRATA_MOST_REGISTERS(count)
+
 // Waits until all threads of the block are here and their memory accesses are seen by each other.
 __device__ __forceinline__ void barrier() { __syncthreads(); }
 

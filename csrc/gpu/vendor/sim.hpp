@@ -22,6 +22,7 @@
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define STRATA_MOST_REGISTERS(count)
 #define __grid_constant__
 
 namespace strata::gpu {
