@@ -152,8 +152,8 @@ constexpr int fused_gr_choose(int want, bool split_ok, bool staged_ok, bool p4_g
 }
 
 // Where the tiled kernels passed the self-test, reads of at least so many tokens are theirs, whatever the variant:
-// groups of eight would load the weights again for each. Plain and split were asked for to be what they are. (H200: 45
-// us for 9 to 32 tokens; staged 39 for eight, stream 12 for each eight, and 15 without clusters. bench/NOTES.md)
+// groups of eight would load the weights again for each. Plain and split were asked for to be what they are. (H200: 40
+// us for 9 to 32 tokens; staged 39 for eight, stream 10 for each eight, and 15 without clusters. bench/NOTES.md)
 inline constexpr std::int64_t kNeverTiled = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t fused_gr_tiled_from(int variant) noexcept {
     if (variant == kHcPlain || variant == kHcSplit) return kNeverTiled;
