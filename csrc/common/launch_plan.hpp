@@ -170,8 +170,8 @@ constexpr std::size_t cluster_up_bytes(int instance) {
 }
 
 // What the up kernel asks for: more than half of a multiprocessor's, so that no two of its blocks share one while
-// others have none. Where a block of the down kernel leaves less than that (eight tokens), kUpRegisters are to see to
-// it. Each block costs kReserved more. (bench/NOTES.md has what it gains.)
+// others have none. Where a block of the down kernel leaves less than that (eight tokens), registers see to it:
+// kClusterUpHeldRegisters. Each block costs kReserved more. (bench/NOTES.md has what it gains.)
 inline constexpr std::size_t kReserved = 1024;
 constexpr std::size_t cluster_up_asked(int instance, std::size_t shared_limit) {
     const std::size_t own = cluster_up_bytes(instance);

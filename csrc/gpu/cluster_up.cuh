@@ -55,8 +55,9 @@ __global__ void STRATA_MOST_REGISTERS(kClusterUpMostRegisters) gr_cluster_up_ker
         const int thread = static_cast<int>(threadIdx.x);
         const int tokens = kTokens <= 2 ? kTokens : args.tokens;
         const int first_column = static_cast<int>(blockIdx.x) * kStreamColumns;
-        if (kTokens > 4 && args.tokens > kTokens)
+        if (kTokens > 4 && args.tokens > kTokens) {  // never
             return hold_registers<kClusterUpHeldRegisters>(reinterpret_cast<volatile float*>(dynamic_shared()));
+        }
 
         // R' once more: the launch ahead has waited for whatever wrote what it is made of. Asked for before the
         // weights, which would keep it waiting.
