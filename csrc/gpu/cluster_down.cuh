@@ -29,17 +29,20 @@ struct ClusterDownShared {
     static constexpr int kRowsOverWeights = cluster_rows_over_weights(kTokens);
     using RowDots = Dots[kTokenGroups][kPositions + cluster_dots_padding(kTokens)];
 
+    struct Norm {
+        alignas(Float4) float squares[kTokens][kStreams][kPositions / kStreams * 2];
+        alignas(Float4) float sums[kStreams][kNormThreads];
+    };
+    struct BeforeLast {
+        RowDots dots[kRows - kRowsOverWeights];
+        alignas(kRowAlignment) Chunk weights[kRows][kPositions];
+    };
+
     // Dots take the place of what the norms are made of, and those of the last rows that of the first rows' weights.
     union {
-        struct {
-            alignas(Float4) float squares[kTokens][kStreams][kPositions / kStreams * 2];
-            alignas(Float4) float sums[kStreams][kNormThreads];
-        } norm;
+        Norm norm;
         RowDots dots[kRows];
-        struct {
-            RowDots dots[kRows - kRowsOverWeights];
-            alignas(kRowAlignment) Chunk weights[kRows][kPositions];
-        } before_last;
+        BeforeLast before_last;
     };
     Dots lane_sums[cluster_finished(kTokens)][kTokenGroups][kLanes];
     float group_sums[kStreams][kNormGroups];
