@@ -97,6 +97,7 @@ def work(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     check(rank)
+    dist.barrier()  # as in examples/data_parallel.py
     dist.destroy_process_group()
 
 
