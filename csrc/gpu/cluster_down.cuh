@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2)
             mine[1] = second[k];
         }
 
-        clear_counters(args, kQ8Columns);
+        clear_counters(args, kQ8Columns);  // here, where nothing waits for its integer division
 
         wait_arrivals(shared.weights_arrive);
         constexpr int kRowsAtOnce = kTokens <= 4 ? 4 : 2;  // whose dots overlap
