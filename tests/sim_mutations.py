@@ -43,7 +43,7 @@ REMOVALS = (
     ("removed", re.compile(r"\bcopy_async_wait<\d+>\(\);"), ";"),
     ("removed", re.compile(r"\b\w*copy\.land\([^;]*\);"), ";"),
     ("removed", re.compile(r"\bcluster_(?:arrive|wait)\(\);"), ";"),
-    ("removed", re.compile(r"\b(?:expect|wait)_arrivals\([^;]*\);"), ";"),
+    ("removed", re.compile(r"\b(?:expect_arrivals|wait_arrivals|wait_copies)\([^;]*\);"), ";"),
 )
 # Where a tree begins, how many lanes a tree spans, and what the vendor header tells a shuffle.
 HALVINGS = {

@@ -229,22 +229,13 @@ __global__ void __launch_bounds__(kStreamThreads, 2)
             if (cluster == 0 && to == 0 && rank < tokens) args.rs[rank * kStreams + norm_stream] = canonical(rs);
         }
         wait_arrivals(shared.rs_arrive);
-        auto* const normalised = reinterpret_cast<Float4*>(args.normalised);
 #pragma unroll
         for (int k = 0; k < kOwn; ++k) {
-            const int token = first_token + k;
-            const float rs = shared.rs[token][stream];
+            const float rs = shared.rs[first_token + k][stream];
             first[k] = normalise(first[k], first_gain, rs);
             second[k] = normalise(second[k], second_gain, rs);
-            if (token != cluster || token >= tokens) continue;
-            auto* mine = normalised + (token * kStreams + stream) * kStreamFloat4s + 2 * chunk;
-            mine[0] = first[k];
-            mine[1] = second[k];
         }
-
-        clear_counters(args, kQ8Columns);  // here, where nothing waits for its integer division
-
-        wait_arrivals(shared.weights_arrive);
+        wait_copies(shared.weights_arrive);
         constexpr int kRowsAtOnce = kTokens <= 4 ? 4 : 2;  // whose dots overlap
         constexpr int kRowsBeforeLast = kRows - Shared::kRowsOverWeights;
         static_assert(kRowsFirst % kRowsAtOnce == 0);
@@ -256,7 +247,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2)
         };
 #pragma unroll
         for (int from = 0; from < kRows; from += kRowsAtOnce) {
-            if (from == kRowsFirst) wait_arrivals(shared.more_weights_arrive);
+            if (from == kRowsFirst) wait_copies(shared.more_weights_arrive);
             Chunk weights[kRowsAtOnce] = {};
             Dots dots[kRowsAtOnce];
 #pragma unroll
@@ -292,6 +283,16 @@ __global__ void __launch_bounds__(kStreamThreads, 2)
             }
             send(&shared.lane_sums[row / kBlocks][group][rank * kBlockLanes + chain_lane], row % kBlocks, sums,
                  shared.lane_sums_arrive);
+        }
+
+        // What only the up kernel needs, while the sums are on their way: here nothing waits for the integer division.
+        clear_counters(args, kQ8Columns);
+#pragma unroll
+        for (int k = 0; k < kOwn; ++k) {
+            if (first_token + k != cluster || cluster >= tokens) continue;
+            auto* place = reinterpret_cast<Float4*>(args.normalised) + (cluster * kStreams + stream) * kStreamFloat4s;
+            place[2 * chunk] = first[k];
+            place[2 * chunk + 1] = second[k];
         }
 
         // The tree of each row, and silu.

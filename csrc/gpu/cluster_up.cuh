@@ -59,6 +59,15 @@ __global__ void STRATA_MOST_REGISTERS(kClusterUpMostRegisters) gr_cluster_up_ker
             return hold_registers<kClusterUpHeldRegisters>(reinterpret_cast<volatile float*>(dynamic_shared()));
         }
 
+        const int lane = logical_lane();
+        const int j = lane / kStreams;
+        const int row_stream = lane % kStreams;
+        const int column = logical_group() * kGroupColumns;  // and the next one
+        // Lanes j and j + 16, then j + 8 and j + 24; lane j's second chunk is the fifth of the thread's.
+        constexpr int kOrder[] = {0, 4, 2, 1, 3};
+        constexpr int kSteps = 5;
+        constexpr bool kWeightsAhead = kTokens == 1;  // read before lo is here; more tokens gain nothing
+
         // R' once more: the launch ahead has waited for whatever wrote what it is made of. Asked for before the
         // weights, which would keep it waiting.
         const int token = thread / (kStreams * kColumnFours);
@@ -82,6 +91,7 @@ __global__ void STRATA_MOST_REGISTERS(kClusterUpMostRegisters) gr_cluster_up_ker
                           sizeof shared.weights[s].of, shared.weights_arrive);
             }
         }
+        if constexpr (kWeightsAhead) local_barrier();  // every thread may wait for them
         let_next_launch_begin();  // whose prefetches then come early: on an H200 0.2 (T = 1) to 0.4 us (T = 8)
         Four folded{};
         if (has_value && folds) {
@@ -96,34 +106,38 @@ __global__ void STRATA_MOST_REGISTERS(kClusterUpMostRegisters) gr_cluster_up_ker
         if (has_value) {
             shared.values[token][stream][four] = load_float4(reinterpret_cast<const Float4*>(args.normalised) + place);
         }
+        Chunk weights[kSteps][kGroupColumns];
+        const auto read_weights = [&](int step) {
+#pragma unroll
+            for (int c = 0; c < kGroupColumns; ++c) {
+                weights[step][c] = shared.weights[row_stream].of[column + c][kOrder[step] * kRowThreads + j];
+            }
+        };
+        if constexpr (kWeightsAhead) {
+            wait_copies(shared.weights_arrive);
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) read_weights(step);
+        }
 #pragma unroll
         for (int k = 0; k < kTokens; ++k) {
             auto* half = reinterpret_cast<float*>(&shared.lo[k][thread % kChunk / 4][thread / kChunk]);
             half[thread % 4] = lo[k];
         }
         local_barrier();
-        wait_arrivals(shared.weights_arrive);
+        if constexpr (!kWeightsAhead) wait_copies(shared.weights_arrive);
 
-        const int lane = logical_lane();
-        const int j = lane / kStreams;
-        const int row_stream = lane % kStreams;
-        const int column = logical_group() * kGroupColumns;  // and the next one
         float sums[kGroupColumns][kTokens], others[kGroupColumns][kTokens];
-        // Lanes j and j + 16, then j + 8 and j + 24; lane j's second chunk is the fifth of the thread's.
-        constexpr int kOrder[] = {0, 4, 2, 1, 3};
 #pragma unroll
-        for (int step = 0; step < 5; ++step) {
+        for (int step = 0; step < kSteps; ++step) {
             const int chunk = kOrder[step] * kRowThreads + j;
-            Chunk weights[kGroupColumns];
-#pragma unroll
-            for (int c = 0; c < kGroupColumns; ++c) weights[c] = shared.weights[row_stream].of[column + c][chunk];
+            if constexpr (!kWeightsAhead) read_weights(step);
 #pragma unroll
             for (int k = 0; k < kTokens; ++k) {
                 const Float4 first = load_float4(&shared.lo[k][0][chunk]);
                 const Float4 second = load_float4(&shared.lo[k][1][chunk]);
 #pragma unroll
                 for (int c = 0; c < kGroupColumns; ++c) {
-                    const float dot = chunk_dot(weights[c], first, second);
+                    const float dot = chunk_dot(weights[step][c], first, second);
                     float& sum = sums[c][k];
                     if (step == 0) sum = dot;
                     if (step == 1 || step == 2) sum = sum + dot;

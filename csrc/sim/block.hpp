@@ -38,6 +38,7 @@ struct Expected {
     unsigned bytes;        // in all
     unsigned begun = 0;    // of them: on their way, or here
     unsigned here = 0;     // of them
+    bool sent = false;     // some of them, by a block
     bool awaited = false;  // a thread waited until they were here
     const Thread* thread;  // that expects them
     unsigned arrived;      // the cluster's barriers that it had arrived at by then

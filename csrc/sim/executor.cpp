@@ -911,13 +911,15 @@ void send(void* place, int rank, const void* value, unsigned bytes, Arrivals& ar
     if (to.expected[delivery.expected].arrived >= t.passed) {
         refuse("sends", to, ", where these arrivals were expected after cluster_arrive()", caller);
     }
+    to.expected[delivery.expected].sent = true;
     begin_piece_at(to, offset);
     watch::send_begins(to, delivery, caller);
     begin_delivery(to, delivery);
 }
 
-void wait_arrivals(Arrivals& arrivals) {
-    const void* caller = __builtin_return_address(0);
+namespace {
+
+void wait_until_here(Arrivals& arrivals, bool copies, const void* caller) {
     const std::size_t object = arrivals_offset(arrivals, caller);
     Thread& t = *current;
     Block& block = *t.block;
@@ -934,8 +936,14 @@ void wait_arrivals(Arrivals& arrivals) {
     }
     Expected& e = block.expected[which];
     if (e.here < e.bytes) arrive_those(block, [&](const Delivery& delivery) { return delivery.expected == which; });
+    if (copies && e.sent) stop_here(719, caller, "waits with wait_copies() for bytes that a block has sent");
     watch::arrivals_waited(e);
     e.awaited = true;
 }
+
+}  // namespace
+
+void wait_arrivals(Arrivals& arrivals) { wait_until_here(arrivals, false, __builtin_return_address(0)); }
+void wait_copies(Arrivals& arrivals) { wait_until_here(arrivals, true, __builtin_return_address(0)); }
 
 }  // namespace strata::sim

@@ -82,7 +82,8 @@ struct RowPieces {
 };
 void copy_row_pieces(void* shared, const RowPieces& rows, int row, int piece, Arrivals& arrivals);
 
-// Until all bytes that were expected have come.
+// Until all bytes that were expected have come; the second, where none of them were sent.
 void wait_arrivals(Arrivals& arrivals);
+void wait_copies(Arrivals& arrivals);
 
 }  // namespace strata::sim

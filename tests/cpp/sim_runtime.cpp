@@ -227,6 +227,7 @@ enum class Wrong {
     CopiesAside,
     LeavesEarly,
     LeavesBarrier,
+    TakesSumsForCopies,
 };
 
 template <Wrong kWrong>
@@ -258,9 +259,10 @@ void sums_kernel(Args args) {
         if (kWrong == Wrong::SendsTooMany) send(&sums.sum[rank], to, Float4{}, sums.arrivals);
     }
     if (kWrong == Wrong::LeavesEarly) return;
+    if (kWrong == Wrong::TakesSumsForCopies) wait_copies(sums.arrivals);
     if (kWrong != Wrong::ReadsSumsEarly) wait_arrivals(sums.arrivals);
     args.out[64 + blockIdx.x * 64 + threadIdx.x] = sums.sum[0].x + sums.sum[1].x + sums.sum[2].x;
-    wait_arrivals(values.arrivals);
+    wait_copies(values.arrivals);
     wait_arrivals(sums.arrivals);
 }
 
@@ -373,6 +375,7 @@ void check_clusters() {
     check_wrong<Wrong::SendsEarly>(719, "sends before cluster_wait()");
     check_wrong<Wrong::CopiesAside>(716, "not aligned");
     check_wrong<Wrong::LeavesEarly>(719, "expects arrivals that no thread of its block has waited for");
+    check_wrong<Wrong::TakesSumsForCopies>(719, "waits with wait_copies() for bytes that a block has sent");
     check_wrong<Wrong::LeavesBarrier>(719, "part of its cluster does not reach: of block (2,0,0) thread 8 has left");
 
     for (const char* card : {"gfx1201", "sm_75", "sm_89,32,101376,24"}) {

@@ -219,23 +219,34 @@ __device__ __forceinline__ void send(T* place, int rank, const T& value, Arrival
     }
 }
 
+// Whether all expected bytes have come, after waiting a while for them; what `scope` has written is then seen.
+#define STRATA_TRY_WAIT(scope)                \
+    "{\n"                                     \
+    ".reg .pred here;\n"                      \
+    "mbarrier.try_wait.parity.acquire." scope \
+    ".shared::cta.b64 here, [%1], 0;\n"       \
+    "selp.u32 %0, 1, 0, here;\n"              \
+    "}"
+
 // Waits until all expected bytes have come. This thread then sees them.
 __device__ __forceinline__ void wait_arrivals(Arrivals& arrivals) {
     if constexpr (kClusters) {
-        unsigned here = 0;
-        while (here == 0) {
-            asm volatile(
-                "{\n"
-                ".reg .pred here;\n"
-                "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 here, [%1], 0;\n"
-                "selp.u32 %0, 1, 0, here;\n"
-                "}"
-                : "=r"(here)
-                : "r"(shared_address(&arrivals))
-                : "memory");
+        for (unsigned here = 0; here == 0;) {
+            asm volatile(STRATA_TRY_WAIT("cluster") : "=r"(here) : "r"(shared_address(&arrivals)) : "memory");
         }
     }
 }
+
+// The same where this block's own copies bring all of them. What other blocks write is not looked for, so the
+// first-level cache stays as it is.
+__device__ __forceinline__ void wait_copies(Arrivals& arrivals) {
+    if constexpr (kClusters) {
+        for (unsigned here = 0; here == 0;) {
+            asm volatile(STRATA_TRY_WAIT("cta") : "=r"(here) : "r"(shared_address(&arrivals)) : "memory");
+        }
+    }
+}
+#undef STRATA_TRY_WAIT
 
 // A float4 as one vector value.
 __device__ __forceinline__ Float4 load_float4(const Float4* address) { return *address; }

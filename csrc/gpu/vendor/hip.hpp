@@ -163,6 +163,7 @@ __device__ __forceinline__ void copy_row_pieces(void*, const RowPieces&, int, in
 template <class T>
 __device__ __forceinline__ void send(T*, int, const T&, Arrivals&) {}
 __device__ __forceinline__ void wait_arrivals(Arrivals&) {}
+__device__ __forceinline__ void wait_copies(Arrivals&) {}
 
 // A float4 as one vector value. A plain struct copy is a memcpy to this compiler, and a variable that is only ever
 // copied so stays in private memory.

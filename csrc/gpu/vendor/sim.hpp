@@ -138,6 +138,7 @@ using sim::expect_arrivals;
 using sim::RowPieces;
 __forceinline__ void prefetch_rows(const RowPieces&) {}
 using sim::wait_arrivals;
+using sim::wait_copies;
 __forceinline__ void cluster_arrive(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     sim::cluster_arrive({file, line});
 }
