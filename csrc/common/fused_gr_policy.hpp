@@ -19,6 +19,7 @@ inline constexpr int kHcStaged = 2;
 inline constexpr int kHcRegisterHalf = 7;       // P4
 inline constexpr int kHcStream = 8;             // asked for by name: the character '8' names nothing
 inline constexpr int kHcTiled = 10;             // not selectable: takes reads of many tokens, see fused_gr_tiled_from
+inline constexpr int kHcTiledFew = 11;          // the same, of some of them, see fused_gr_tiled
 inline constexpr int kHcRuntimeGeometry = 100;  // not selectable: runs where the geometry is not the model's
 
 struct GrVariant {
@@ -36,6 +37,7 @@ inline constexpr GrVariant kGrVariants[] = {
     {kHcStream, "stream", true,
      "each row shared by several blocks; weights on their way before the launch ahead has ended"},
     {kHcTiled, "tiled", false, "many tokens: tiles of rows times tiles of tokens, weights loaded once a tile"},
+    {kHcTiledFew, "tiled_few", false, "tiled with smaller blocks that ask further ahead"},
     {kHcRuntimeGeometry, "runtime_geometry", false, "any supported geometry, taken at run time"},
 };
 
@@ -158,6 +160,12 @@ inline constexpr std::int64_t kNeverTiled = std::numeric_limits<std::int64_t>::m
 constexpr std::int64_t fused_gr_tiled_from(int variant) noexcept {
     if (variant == kHcPlain || variant == kHcSplit) return kNeverTiled;
     return variant == kHcStream ? 25 : 9;
+}
+
+// Which of them. Few tiles of tokens leave most multiprocessors one block or none, which then waits for memory. (H200,
+// 132 multiprocessors: 32 us instead of 39 for 32 tokens, 46 instead of 51 for 64, but 67 instead of 62 for 96.)
+constexpr int fused_gr_tiled(std::int64_t tokens, int compute_units) noexcept {
+    return 2 * tokens <= compute_units ? kHcTiledFew : kHcTiled;
 }
 
 // P4 equals staged, and staged equals plain: a candidate that agrees with a wrong reference is not promoted.

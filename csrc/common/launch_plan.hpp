@@ -187,35 +187,51 @@ constexpr bool cluster_fits(int tokens, const LaunchLimits& limits) {
 // ---------------------------------------------------------------------------------------------------------------
 // The tiled kernels, for reads of many tokens: tiles of rows times tiles of tokens, as in a matrix product.
 
-inline constexpr int kTiledTokens = 32;   // of a tile
-inline constexpr int kTiledGroup = 1024;  // tokens of one group of launches at most, which bounds the scratch
-inline constexpr int kTiledDownThreads = 128;
-inline constexpr int kTiledDownLanes = 4;  // of a block
-inline constexpr int kTiledDownRows = 36;
+inline constexpr int kTiledTokens = 32;     // of a tile
+inline constexpr int kTiledGroup = 1024;    // tokens of one group of launches at most, which bounds the scratch
+inline constexpr int kTiledDownLanes = 4;   // of a block
 inline constexpr int kTiledDownChunks = 2;  // of a lane, in a step
 inline constexpr int kTiledRows = static_cast<int>(kModelGeometry.rank + kModelGeometry.streams);
 inline constexpr int kTiledFinishThreads = 384;  // a thread for each of kTiledRows
-inline constexpr int kTiledUpThreads = 128;
-inline constexpr int kTiledColumns = 16;
-inline constexpr int kTiledUpRows = kTiledColumns * static_cast<int>(kModelGeometry.streams);
-static_assert(kTiledRows % kTiledDownRows == 0 && kTiledRows <= kTiledFinishThreads && kTiledFinishThreads % 64 == 0);
+static_assert(kTiledRows <= kTiledFinishThreads && kTiledFinishThreads % 64 == 0);
 static_assert(kTiledGroup % kTiledTokens == 0);
 
-// A step in shared memory: chunks of `rows` rows, widened and padded, and of the tile's tokens, for each of `groups`
-// groups of threads.
+// What a block has besides its tile of tokens: rows of down, columns of up. Down has nine rows a thread or three, up
+// two columns. `ahead` is how many steps ahead it asks for what it multiplies, where copies go on in the background.
+struct TiledShape {
+    int down_rows, down_threads;
+    int up_columns, up_threads;
+    int ahead;
+};
+inline constexpr TiledShape kTiledShape{36, 128, 16, 128, 1};
+inline constexpr TiledShape kTiledFewShape{12, 128, 8, 64, 3};  // for few tiles of tokens: kHcTiledFew
+
+// Steps in shared memory: for each of `groups` groups of threads, chunks of `rows` rows, widened and padded, of this
+// step and the next one; of the tile's tokens, and of the rows as they come, for those asked for ahead too.
 STRATA_HOST_DEVICE constexpr int tiled_padding(int groups) { return 8 / groups; }
-constexpr std::size_t tiled_step_bytes(int groups, int chunks, int rows) {
-    const int float4s = groups * chunks * 2 * (rows + tiled_padding(groups) + kTiledTokens);
-    return static_cast<std::size_t>(float4s) * kAlignment;
+// Places for rows as they come. For several steps one fewer would do; with as many places as activations have, the
+// compiler knows which are a step's.
+STRATA_HOST_DEVICE constexpr int tiled_asked_places(int ahead) { return ahead == 1 ? 1 : ahead + 1; }
+STRATA_HOST_DEVICE constexpr std::size_t tiled_steps_bytes(int groups, int chunks, int rows, int ahead) {
+    const int weights = 2 * 2 * (rows + tiled_padding(groups));
+    const int activations = (ahead + 1) * 2 * kTiledTokens;
+    const int asked = tiled_asked_places(ahead) * rows;
+    return std::size_t{kAlignment} * static_cast<std::size_t>(groups * chunks * (weights + activations + asked));
 }
-// Two steps, the next weights as they come, and in up two sums of each row and token.
-inline constexpr std::size_t kTiledDownBytes =
-    2 * tiled_step_bytes(kTiledDownLanes, kTiledDownChunks, kTiledDownRows) +
-    kTiledDownLanes * kTiledDownChunks * kTiledDownRows * std::size_t{kAlignment};
-inline constexpr std::size_t kTiledUpBytes = 2 * tiled_step_bytes(2, 1, kTiledUpRows) +
-                                             2 * kTiledUpRows * std::size_t{kAlignment} +
-                                             2 * 2 * kTiledUpRows * kTiledTokens * sizeof(float);
-static_assert(kTiledDownBytes <= kPlainSharedLimit && kTiledUpBytes <= kPlainSharedLimit, "they run on every card");
+STRATA_HOST_DEVICE constexpr std::size_t tiled_down_bytes(int rows, int ahead) {
+    return tiled_steps_bytes(kTiledDownLanes, kTiledDownChunks, rows, ahead);
+}
+// And two sums of each row and token.
+STRATA_HOST_DEVICE constexpr std::size_t tiled_up_bytes(int columns, int ahead) {
+    const int rows = columns * static_cast<int>(kModelGeometry.streams);
+    return tiled_steps_bytes(2, 1, rows, ahead) + sizeof(float) * static_cast<std::size_t>(2 * 2 * kTiledTokens * rows);
+}
+constexpr bool tiled_shape_fits(const TiledShape& shape) {
+    return kTiledRows % shape.down_rows == 0 && kModelGeometry.width % shape.up_columns == 0 &&
+           tiled_down_bytes(shape.down_rows, shape.ahead) <= kPlainSharedLimit &&
+           tiled_up_bytes(shape.up_columns, shape.ahead) <= kPlainSharedLimit;
+}
+static_assert(tiled_shape_fits(kTiledShape) && tiled_shape_fits(kTiledFewShape), "they run on every card");
 
 constexpr std::int64_t tiled_padded(std::int64_t tokens) {
     return (tokens + kTiledTokens - 1) / kTiledTokens * kTiledTokens;

@@ -492,7 +492,7 @@ bool read(const ReadArgs* args, const ReadChoice* choice, int index, void* raw_s
     const int variant = device->variant;
     const bool tiled =
         device->tiled && args->geometry == kModelGeometry && args->tokens >= fused_gr_tiled_from(variant);
-    return queue(tiled ? kHcTiled : variant, device->q8_columns);
+    return queue(tiled ? fused_gr_tiled(args->tokens, device->facts.compute_units) : variant, device->q8_columns);
 }
 
 void set_log(LogSink sink) { log_sink = sink; }

@@ -47,10 +47,32 @@ constexpr const NormKernels& norm_kernels(StreamType type) {
 
 constexpr Named kUpNarrowKernel{gr_up_kernel<kUpNarrow>, "gr_up_kernel (16 columns)"};
 constexpr Named kUpWideKernel{gr_up_kernel<kUpWide>, "gr_up_kernel (32 columns)"};
-constexpr Named kTiledDown{gr_tiled_down_kernel, "gr_tiled_down_kernel"};
 constexpr Named kTiledFinish{gr_tiled_finish_kernel, "gr_tiled_finish_kernel"};
-constexpr Named kTiledUp{gr_tiled_up_kernel, "gr_tiled_up_kernel"};
 constexpr Named kTiledQuantise{gr_tiled_quantise_kernel, "gr_tiled_quantise_kernel"};
+// The tiled kernels that come in shapes.
+struct TiledKernels {
+    Named down, up;
+    unsigned row_blocks, up_blocks;  // of a tile of tokens
+    int down_threads, up_threads;
+    std::size_t down_bytes, up_bytes;
+};
+template <const TiledShape& kShape>
+constexpr TiledKernels tiled_kernels_of(const char* down, const char* up) {
+    constexpr int kAhead = kBackgroundCopies ? kShape.ahead : 1;
+    return {{gr_tiled_down_kernel<kShape.down_rows, kShape.down_threads, kAhead>, down},
+            {gr_tiled_up_kernel<kShape.up_columns, kShape.up_threads, kAhead>, up},
+            kTiledRows / kShape.down_rows,
+            kWidth / kShape.up_columns,
+            kShape.down_threads,
+            kShape.up_threads,
+            tiled_down_bytes(kShape.down_rows, kAhead),
+            tiled_up_bytes(kShape.up_columns, kAhead)};
+}
+constexpr TiledKernels kTiled = tiled_kernels_of<kTiledShape>("gr_tiled_down_kernel", "gr_tiled_up_kernel");
+constexpr TiledKernels kTiledFew =
+    tiled_kernels_of<kTiledFewShape>("gr_tiled_down_kernel (few tiles)", "gr_tiled_up_kernel (few tiles)");
+constexpr const TiledKernels& tiled_kernels(int variant) { return variant == kHcTiledFew ? kTiledFew : kTiled; }
+constexpr bool is_tiled(int variant) { return variant == kHcTiled || variant == kHcTiledFew; }
 constexpr Named kDownRuntime{gr_down_runtime_kernel, "gr_down_runtime_kernel"};
 constexpr Named kUpRuntime{gr_up_runtime_kernel, "gr_up_runtime_kernel"};
 
@@ -299,15 +321,16 @@ bool read_group_stream(const Launcher& launch, const GroupArgs& group, const Nor
            launch(kernels.up, dim3(kStreamUpBlocks), kStreamThreads, stream_up_bytes(instance), group);
 }
 
-bool read_group_tiled(const Launcher& launch, const GroupArgs& group, const NormKernels& norm) {
+bool read_group_tiled(const Launcher& launch, const GroupArgs& group, const NormKernels& norm,
+                      const TiledKernels& kernels) {
     const auto tokens = static_cast<unsigned>(group.tokens);
     const auto padded = static_cast<unsigned>(tiled_padded(group.tokens));
     const unsigned tiles = padded / kTiledTokens;
-    const dim3 down_grid(kLanes / kTiledDownLanes, kTiledRows / kTiledDownRows, tiles);
+    const dim3 down_grid(kLanes / kTiledDownLanes, kernels.row_blocks, tiles);
     return launch(norm.tiled, dim3(padded, kStreams), kNormThreads, 0, group) &&
-           launch(kTiledDown, down_grid, kTiledDownThreads, kTiledDownBytes, group) &&
+           launch(kernels.down, down_grid, kernels.down_threads, kernels.down_bytes, group) &&
            launch(kTiledFinish, dim3(padded), kTiledFinishThreads, 0, group) &&
-           launch(kTiledUp, dim3(kWidth / kTiledColumns, tiles), kTiledUpThreads, kTiledUpBytes, group) &&
+           launch(kernels.up, dim3(kernels.up_blocks, tiles), kernels.up_threads, kernels.up_bytes, group) &&
            (group.q8_1 == nullptr ||
             launch(kTiledQuantise, dim3(tokens, kQ8Columns / kNormGroups), kNormThreads, 0, group));
 }
@@ -352,7 +375,7 @@ bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, cons
     const bool tuned = args.geometry == kModelGeometry && variant != kHcRuntimeGeometry;
     if (fault_before_read(tuned ? variant : kHcRuntimeGeometry, args.stream_type)) return true;
     const bool streams = tuned && variant == kHcStream;
-    const bool tiled = tuned && variant == kHcTiled;
+    const bool tiled = tuned && is_tiled(variant);
     const Launcher launcher(stream, report, tuned && limits.overlaps && fused_gr_overlaps(variant));
     const NormKernels& norm = norm_kernels(args.stream_type);
     const int group_limit = tiled ? kTiledGroup : streams ? stream_token_limit(limits.shared_bytes) : kMaxTokens;
@@ -361,7 +384,7 @@ bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, cons
         const GroupArgs group = group_args(args, part.first, part.count);
         const bool queued = !tuned    ? read_group_runtime(launcher, group, norm)
                             : streams ? read_group_stream(launcher, group, norm, args.stream_type, limits)
-                            : tiled   ? read_group_tiled(launcher, group, norm)
+                            : tiled   ? read_group_tiled(launcher, group, norm, tiled_kernels(variant))
                                       : read_group(launcher, group, norm, variant, q8_columns, limits.shared_bytes);
         if (!queued) return false;
     }
@@ -389,9 +412,10 @@ int fused_gr_prepare(int variant, LaunchLimits* limits) {
         }
         return 0;
     }
-    if (variant == kHcTiled) {
-        if (const int code = allow_shared(kTiledDown.kernel, kTiledDownBytes)) return code;
-        return allow_shared(kTiledUp.kernel, kTiledUpBytes);
+    if (is_tiled(variant)) {
+        const TiledKernels& kernels = tiled_kernels(variant);
+        if (const int code = allow_shared(kernels.down.kernel, kernels.down_bytes)) return code;
+        return allow_shared(kernels.up.kernel, kernels.up_bytes);
     }
     Kernel before = nullptr;
     for (int tokens = down_token_limit(variant, shared_limit); tokens > 0; --tokens) {

@@ -387,7 +387,8 @@ class Selftest {
 
         if (!compare(c, outputs, kHcSplit, kUpNarrow, plain_, "plain", &gates.split, &other_) ||
             !compare(c, outputs, kHcRuntimeGeometry, kUpNarrow, plain_, "plain", &gates.runtime_geometry, &other_) ||
-            !compare(c, outputs, kHcTiled, kUpNarrow, plain_, "plain", &gates.tiled, &other_)) {
+            !compare(c, outputs, kHcTiled, kUpNarrow, plain_, "plain", &gates.tiled, &other_) ||
+            !compare(c, outputs, kHcTiledFew, kUpNarrow, plain_, "plain", &gates.tiled, &other_)) {
             return false;
         }
         if (c.q8_1 && (!compare(c, outputs, kHcPlain, kUpWide, plain_, "plain", &gates.wide_up, &other_) ||

@@ -45,24 +45,37 @@ struct CopyUnderWay {
     }
 };
 
-// What one step multiplies: for each group of the block's threads kChunks chunks of kRows rows and of the tile's
-// tokens. The weights are fp32 here, once for all threads that multiply by them: first halves of chunks, then second
-// ones.
-template <int kGroups, int kChunks, int kRows>
-struct TiledStep {
+// How many steps ahead a kernel asks. Registers hold what is asked for one step ahead.
+template <int kAhead>
+__device__ __forceinline__ constexpr int asked_ahead() {
+    return copies_in_background() ? kAhead : 1;
+}
+
+// What is multiplied: for each group of the block's threads, in each step kChunks chunks of kRows rows and of the
+// tile's tokens. The weights are fp32 here, once for all threads that multiply by them: first halves of chunks, then
+// second ones.
+template <int kGroups, int kChunks, int kRows, int kAhead>
+struct TiledSteps {
     // Neighbouring threads write what a row has for all groups: the padding keeps these out of one bank.
     static constexpr int kPlane = kRows + tiled_padding(kGroups);
-    Float4 weights[kChunks][2][kGroups][kPlane];
-    Float4 activations[kChunks][kGroups][kTiledTokens * 2];
+    struct Weights {
+        Float4 of[kChunks][2][kGroups][kPlane];
+    } weights[2];
+    struct Activations {
+        Float4 of[kChunks][kGroups][kTiledTokens * 2];
+    } activations[kAhead + 1];
+    // Weights on their way: a thread widens what it has asked for itself.
+    Chunk asked[tiled_asked_places(kAhead)][kChunks][kRows * kGroups];
 
-    static constexpr int kFloat4s = static_cast<int>(tiled_step_bytes(kGroups, kChunks, kRows) / sizeof(Float4));
     static constexpr int kSecondHalf = kGroups * kPlane;  // float4s from a first half to its second
     static constexpr int kChunkWeights = 2 * kSecondHalf;
     static constexpr int kChunkActivations = kGroups * kTiledTokens * 2;
+    static constexpr int kStepWeights = kChunks * kChunkWeights;
+    static constexpr int kStepActivations = kChunks * kChunkActivations;
 
-    __device__ __forceinline__ void set_weights(int c, int group, int row, Chunk chunk) {
-        weights[c][0][group][row] = widen_first(chunk);
-        weights[c][1][group][row] = widen_second(chunk);
+    __device__ __forceinline__ void set_weights(int step, int c, int group, int row, Chunk chunk) {
+        weights[step % 2].of[c][0][group][row] = widen_first(chunk);
+        weights[step % 2].of[c][1][group][row] = widen_second(chunk);
     }
 };
 
@@ -80,7 +93,7 @@ struct TiledThread {
 
 // Adds the dots of one chunk to the sums of kRows rows and kTokens tokens, kRowStep and kTokenStep apart, or begins the
 // sums with them.
-template <class Step, int kRowStep, int kTokenStep, int kRows, int kTokens>
+template <class Steps, int kRowStep, int kTokenStep, int kRows, int kTokens>
 __device__ __forceinline__ void add_chunk_dots(float (&sums)[kRows][kTokens], bool begin, const Float4* weights,
                                                const Float4* activations) {
     Float4 first[kTokens], second[kTokens];
@@ -92,7 +105,7 @@ __device__ __forceinline__ void add_chunk_dots(float (&sums)[kRows][kTokens], bo
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
         const Float4 low = load_float4(weights + r * kRowStep);
-        const Float4 high = load_float4(weights + r * kRowStep + Step::kSecondHalf);
+        const Float4 high = load_float4(weights + r * kRowStep + Steps::kSecondHalf);
 #pragma unroll
         for (int k = 0; k < kTokens; ++k) {
             const float dot = widened_dot(low, high, first[k], second[k]);

@@ -41,37 +41,32 @@ struct ByTiledLanes {
     }
 };
 
-using TiledDownStep = TiledStep<kTiledDownLanes, kTiledDownChunks, kTiledDownRows>;
-struct TiledDownShared {
-    TiledDownStep steps[2];
-    // The next step's weights on their way: a thread widens what it has asked for itself.
-    Chunk asked[kTiledDownChunks][kTiledDownRows * kTiledDownLanes];
-};
-static_assert(sizeof(TiledDownShared) == kTiledDownBytes);
-
-// Grid (kLanes / kTiledDownLanes, kTiledRows / kTiledDownRows, tiles of tokens), kTiledDownThreads threads.
-__global__ void __launch_bounds__(kTiledDownThreads) gr_tiled_down_kernel(GroupArgs args) {
-    constexpr int kLaneThreads = kTiledDownThreads / kTiledDownLanes;
+// Grid (kLanes / kTiledDownLanes, kTiledRows / kRows, tiles of tokens), kThreads threads.
+template <int kRows, int kThreads, int kAhead>
+__global__ void __launch_bounds__(kThreads) gr_tiled_down_kernel(GroupArgs args) {
+    using Steps = TiledSteps<kTiledDownLanes, kTiledDownChunks, kRows, kAhead>;
+    static_assert(sizeof(Steps) == tiled_down_bytes(kRows, kAhead));
+    constexpr int kLaneThreads = kThreads / kTiledDownLanes;
     constexpr int kRowGroups = 4;
     constexpr int kTokenGroups = kLaneThreads / kRowGroups;
-    constexpr int kThreadRows = kTiledDownRows / kRowGroups;
+    constexpr int kThreadRows = kRows / kRowGroups;
     constexpr int kThreadTokens = kTiledTokens / kTokenGroups;
     constexpr int kRowChunks = kDepth / kChunk;
     constexpr int kSteps = kDepthRounds / kTiledDownChunks;
-    static_assert(kDepthRounds % kTiledDownChunks == 0);
-    auto& shared = *reinterpret_cast<TiledDownShared*>(dynamic_shared());
+    static_assert(kDepthRounds % kTiledDownChunks == 0 && kRows % kRowGroups == 0);
+    auto& shared = *reinterpret_cast<Steps*>(dynamic_shared());
 
     const int thread = static_cast<int>(threadIdx.x);
     const int block = static_cast<int>(blockIdx.x);
-    const int first_row = static_cast<int>(blockIdx.y) * kTiledDownRows;
+    const int first_row = static_cast<int>(blockIdx.y) * kRows;
     const int first_token = static_cast<int>(blockIdx.z) * kTiledTokens;
     const int group = thread / kLaneThreads;
     const TiledThread<kRowGroups, kTokenGroups> mine(thread % kLaneThreads);
 
     // What this thread asks for: one lane's chunks of some rows. Inject rows follow those of w_down; where there are
     // none, others are taken for them.
-    constexpr int kRowsAtOnce = kTiledDownThreads / kTiledDownLanes;
-    constexpr int kSlots = (kTiledDownRows + kRowsAtOnce - 1) / kRowsAtOnce;
+    constexpr int kRowsAtOnce = kThreads / kTiledDownLanes;
+    constexpr int kSlots = (kRows + kRowsAtOnce - 1) / kRowsAtOnce;
     const int asked_group = thread % kTiledDownLanes;
     const int asked_row = thread / kTiledDownLanes;  // and those kRowsAtOnce apart
     const Chunk* weights[kSlots];
@@ -83,92 +78,102 @@ __global__ void __launch_bounds__(kTiledDownThreads) gr_tiled_down_kernel(GroupA
                                 : args.w_down + (row < kRank ? row : kRank - 1) * kRowChunks) +
                         tiled_lane(block, asked_group);
     }
-    const auto for_asked = [&](auto body) {
+    const auto for_asked = [&](int step, auto body) {
+        auto& asked = shared.asked[step % tiled_asked_places(kAhead)];
 #pragma unroll
         for (int slot = 0; slot < kSlots; ++slot) {
-            if (asked_row + slot * kRowsAtOnce >= kTiledDownRows) continue;
+            if (asked_row + slot * kRowsAtOnce >= kRows) continue;
 #pragma unroll
             for (int c = 0; c < kTiledDownChunks; ++c) {
-                body(slot, c, shared.asked[c][slot * kTiledDownThreads + thread]);
+                body(slot, c, asked[c][slot * kThreads + thread]);
             }
         }
     };
     CopyUnderWay weight_copies[kSlots][kTiledDownChunks];
     const auto ask_weights = [&](int step) {
-        for_asked([&](int slot, int c, Chunk& asked) {
+        for_asked(step, [&](int slot, int c, Chunk& asked) {
             weight_copies[slot][c].ask(
                 reinterpret_cast<Float4*>(&asked),
                 reinterpret_cast<const Float4*>(weights[slot] + (step * kTiledDownChunks + c) * kLanes));
         });
     };
-    constexpr int kStepActivations = kTiledDownChunks * TiledDownStep::kChunkActivations;
-    static_assert(kStepActivations % kTiledDownThreads == 0);
+    constexpr int kStepActivations = Steps::kStepActivations;
+    static_assert(kStepActivations % kThreads == 0);
     const Float4* const activations = reinterpret_cast<const Float4*>(args.normalised) +
                                       std::int64_t{first_token} * (kDepth / 4) + block * kSteps * kStepActivations +
                                       thread;
-    constexpr int kActivationCopies = kStepActivations / kTiledDownThreads;
+    constexpr int kActivationCopies = kStepActivations / kThreads;
     CopyUnderWay activation_copies[kActivationCopies];
     const auto for_activations = [&](int step, auto body) {
-        Float4* const target = &shared.steps[step % 2].activations[0][0][thread];
+        Float4* const target = &shared.activations[step % (kAhead + 1)].of[0][0][thread];
 #pragma unroll
-        for (int i = 0; i < kActivationCopies; ++i) body(activation_copies[i], i, target + i * kTiledDownThreads);
+        for (int i = 0; i < kActivationCopies; ++i) body(activation_copies[i], i, target + i * kThreads);
     };
     const auto ask_activations = [&](int step) {
         for_activations(step, [&](CopyUnderWay& copy, int i, Float4* target) {
-            copy.ask(target, activations + step * kStepActivations + i * kTiledDownThreads);
+            copy.ask(target, activations + step * kStepActivations + i * kThreads);
         });
     };
     const auto finish_step = [&](int step) {
-        for_asked([&](int slot, int c, const Chunk& asked) {
+        for_asked(step, [&](int slot, int c, const Chunk& asked) {
             const Chunk chunk = weight_copies[slot][c].take(&asked);
-            shared.steps[step % 2].set_weights(c, asked_group, asked_row + slot * kRowsAtOnce, chunk);
+            shared.set_weights(step, c, asked_group, asked_row + slot * kRowsAtOnce, chunk);
         });
         for_activations(step, [](const CopyUnderWay& copy, int, Float4* target) { copy.land(target); });
     };
 
+    // Activations of a step and weights of the next one are groups of copies, and these are asked for in turn.
+    const int ahead = asked_ahead<kAhead>();
+    constexpr int kUnderWay = 2 * kAhead - 1;  // groups behind the one that is waited for
     ask_weights(0);
     copy_async_commit();
-    ask_activations(0);
-    copy_async_commit();
-    copy_async_wait<1>();
+#pragma unroll
+    for (int step = 0; step < ahead; ++step) {
+        ask_activations(step);
+        copy_async_commit();
+        if (step + 1 == ahead) break;
+        ask_weights(step + 1);
+        copy_async_commit();
+    }
+    copy_async_wait<kUnderWay>();
     finish_step(0);
-    ask_weights(1);
+    ask_weights(ahead);
     copy_async_commit();
 
-    // Of the first step; the second one's are kFloat4s behind.
-    const Float4* const own_weights = &shared.steps[0].weights[0][0][group][mine.row];
-    const Float4* const own_activations = &shared.steps[0].activations[0][group][mine.token * 2];
+    const Float4* const own_weights = &shared.weights[0].of[0][0][group][mine.row];
+    const Float4* const own_activations = &shared.activations[0].of[0][group][mine.token * 2];
     float sums[kThreadRows][kThreadTokens] = {};
+    constexpr int kStepsAtOnce = kAhead + 1;  // so that a step's places are known
+    static_assert(kSteps % kStepsAtOnce == 0 && kStepsAtOnce % 2 == 0);
 #pragma unroll 1
-    for (int from = 0; from < kSteps; from += 2) {
+    for (int from = 0; from < kSteps; from += kStepsAtOnce) {
 #pragma unroll
-        for (int buffer = 0; buffer < 2; ++buffer) {
-            const int step = from + buffer;
-            // Two groups of copies are under way: this step's activations, then the next one's weights.
-            copy_async_wait<1>();
-            local_barrier();  // and everyone is done with the other step
-            if (step + 1 < kSteps) ask_activations(step + 1);
+        for (int place = 0; place < kStepsAtOnce; ++place) {
+            const int step = from + place;
+            copy_async_wait<kUnderWay>();  // this step's activations
+            local_barrier();               // and everyone is done with the step before
+            if (step + ahead < kSteps) ask_activations(step + ahead);
             copy_async_commit();
 #pragma unroll
             for (int c = 0; c < kTiledDownChunks; ++c) {
-                add_chunk_dots<TiledDownStep, kRowGroups, kTokenGroups>(
-                    sums, false, own_weights + buffer * TiledDownStep::kFloat4s + c * TiledDownStep::kChunkWeights,
-                    own_activations + buffer * TiledDownStep::kFloat4s + c * TiledDownStep::kChunkActivations);
+                add_chunk_dots<Steps, kRowGroups, kTokenGroups>(
+                    sums, false, own_weights + place % 2 * Steps::kStepWeights + c * Steps::kChunkWeights,
+                    own_activations + place * kStepActivations + c * Steps::kChunkActivations);
             }
             if (step + 1 < kSteps) {
-                copy_async_wait<1>();
+                copy_async_wait<kUnderWay>();  // the next one's weights
                 finish_step(step + 1);
-                if (step + 2 < kSteps) ask_weights(step + 2);
+                if (step + 1 + ahead < kSteps) ask_weights(step + 1 + ahead);
             }
             copy_async_commit();
         }
     }
 
-    // The tree's first stage: groups 2 and 3 hand their sums to groups 0 and 1, through the place of the first step:
-    // the last one may still be read in the second's.
-    constexpr int kTakers = kTiledDownThreads / 2;
-    auto* const exchange = reinterpret_cast<float*>(&shared.steps[0]);
-    static_assert(kSteps % 2 == 0 && kThreadRows * kThreadTokens * kTakers * sizeof(float) <= sizeof shared.steps[0]);
+    // The tree's first stage: groups 2 and 3 hand their sums to groups 0 and 1, through the place of the first step's
+    // weights: the last step's may still be read in the other one.
+    constexpr int kTakers = kThreads / 2;
+    auto* const exchange = reinterpret_cast<float*>(&shared.weights[0]);
+    static_assert(kSteps % 2 == 0 && kThreadRows * kThreadTokens * kTakers * sizeof(float) <= sizeof shared.weights[0]);
     if (thread >= kTakers) {
 #pragma unroll
         for (int i = 0; i < kThreadRows * kThreadTokens; ++i) {

@@ -1,4 +1,4 @@
-// The tiled up kernel: gates of kTiledColumns columns in all streams, for a tile of tokens, and their mix; and q8_1 of
+// The tiled up kernel: gates of some columns in all streams, for a tile of tokens, and their mix; and q8_1 of
 // what it wrote.
 //
 // Either half of the threads adds up four of the eight sets of chunks (tiled.cuh); the sets' first tree stages are
@@ -10,108 +10,133 @@
 
 namespace strata::gpu {
 
-inline constexpr int kTiledUpHalf = kTiledUpThreads / 2;
 inline constexpr int kTiledUpThreadColumns = 2;
-inline constexpr int kTiledUpColumnGroups = kTiledColumns / kTiledUpThreadColumns;
-inline constexpr int kTiledUpTokenGroups = kTiledUpHalf / kTiledUpColumnGroups;
-inline constexpr int kTiledUpThreadTokens = kTiledTokens / kTiledUpTokenGroups;
 
-// Of a thread's rows: stream after stream, of each both columns.
-using TiledUpSums = float[kStreams * kTiledUpThreadColumns][kTiledUpThreadTokens];
-
-using TiledUpStep = TiledStep<2, 1, kTiledUpRows>;
+template <int kColumns, int kThreads, int kAhead>
 struct TiledUpShared {
-    TiledUpStep steps[2];
-    Chunk asked[2 * kTiledUpRows];  // the next step's weights on their way
+    static constexpr int kHalf = kThreads / 2;
+    static constexpr int kRows = kStreams * kColumns;
+    static constexpr int kColumnGroups = kColumns / kTiledUpThreadColumns;
+    static constexpr int kTokenGroups = kHalf / kColumnGroups;
+    static constexpr int kThreadRows = kStreams * kTiledUpThreadColumns;  // stream after stream, of each both columns
+    static constexpr int kThreadTokens = kTiledTokens / kTokenGroups;
+    using Sums = float[kThreadRows][kThreadTokens];
+
+    TiledSteps<2, 1, kRows, kAhead> steps;
     // Of one set and of two, a thread's own; then what the halves exchange.
-    float kept[2][kStreams * kTiledUpThreadColumns][kTiledUpThreadTokens][kTiledUpThreads];
+    float kept[2][kThreadRows][kThreadTokens][kThreads];
 };
-static_assert(sizeof(TiledUpShared) == kTiledUpBytes);
 
-template <class Body>
-__device__ __forceinline__ void for_all_sums(Body body) {
-#pragma unroll
-    for (int r = 0; r < kStreams * kTiledUpThreadColumns; ++r) {
-#pragma unroll
-        for (int k = 0; k < kTiledUpThreadTokens; ++k) body(r, k);
-    }
-}
-
-// Grid (kWidth / kTiledColumns, tiles of tokens), kTiledUpThreads threads.
-__global__ void __launch_bounds__(kTiledUpThreads, resident_blocks(2)) gr_tiled_up_kernel(GroupArgs args) {
+// Grid (kWidth / kColumns, tiles of tokens), kThreads threads.
+template <int kColumns, int kThreads, int kAhead>
+__global__ void __launch_bounds__(kThreads, resident_blocks(2)) gr_tiled_up_kernel(GroupArgs args) {
+    using Shared = TiledUpShared<kColumns, kThreads, kAhead>;
+    constexpr int kHalf = Shared::kHalf;
+    using Steps = decltype(Shared::steps);
+    static_assert(sizeof(Shared) == tiled_up_bytes(kColumns, kAhead));
+    constexpr int kColumnGroups = Shared::kColumnGroups;
+    constexpr int kTokenGroups = Shared::kTokenGroups;
+    constexpr int kThreadRows = Shared::kThreadRows;
+    constexpr int kThreadTokens = Shared::kThreadTokens;
     constexpr int kRowChunks = kRank / kChunk;
-    auto& shared = *reinterpret_cast<TiledUpShared*>(dynamic_shared());
+    auto& shared = *reinterpret_cast<Shared*>(dynamic_shared());
+    auto& steps = shared.steps;
 
     const int thread = static_cast<int>(threadIdx.x);
-    const int first_column = static_cast<int>(blockIdx.x) * kTiledColumns;
+    const int first_column = static_cast<int>(blockIdx.x) * kColumns;
     const int first_token = static_cast<int>(blockIdx.y) * kTiledTokens;
-    const int half = thread / kTiledUpHalf;
-    const TiledThread<kTiledUpColumnGroups, kTiledUpTokenGroups> mine(thread % kTiledUpHalf);
+    const int half = thread / kHalf;
+    const TiledThread<kColumnGroups, kTokenGroups> mine(thread % kHalf);
 
-    // A thread asks for one chunk of weights and one float4 of activations a turn.
-    static_assert(2 * kTiledUpRows == kTiledUpThreads && TiledUpStep::kChunkActivations == kTiledUpThreads);
+    // A thread asks for one chunk of weights and some float4 of activations a turn.
+    constexpr int kActivationCopies = Steps::kStepActivations / kThreads;
+    static_assert(2 * Shared::kRows == kThreads && Steps::kStepActivations % kThreads == 0);
     const int asked_group = thread % 2;
     const int asked_row = thread / 2;
     const Chunk* const weights =
-        args.w_up + (asked_row / kTiledColumns * kWidth + first_column + asked_row % kTiledColumns) * kRowChunks +
-        asked_group;
-    const Float4* activations =
+        args.w_up + (asked_row / kColumns * kWidth + first_column + asked_row % kColumns) * kRowChunks + asked_group;
+    const Float4* const activations =
         reinterpret_cast<const Float4*>(args.tiled_lo) + std::int64_t{first_token} * (kRank / 4) + thread;
-    CopyUnderWay weight_copy, activation_copy;
-    // Turns are counted on into the next set.
+    CopyUnderWay weight_copy, activation_copies[kActivationCopies];
+    // Turns are counted on into the next sets; steps are turns of all sets.
+    constexpr int kSteps = kTiledUpSets * kTiledUpTurns;
+    const auto asked_place = [&](int step) { return &steps.asked[step % tiled_asked_places(kAhead)][0][thread]; };
+    const auto activation_place = [&](int step) { return &steps.activations[step % (kAhead + 1)].of[0][0][thread]; };
     const auto ask_weights = [&](int set, int turn) {
+        const int step = set * kTiledUpTurns + turn;
         if (turn >= kTiledUpTurns) {
             turn -= kTiledUpTurns;
             ++set;
         }
-        if (set == kTiledUpSets) return;
-        weight_copy.ask(reinterpret_cast<Float4*>(&shared.asked[thread]),
+        if (step >= kSteps) return;
+        weight_copy.ask(reinterpret_cast<Float4*>(asked_place(step)),
                         reinterpret_cast<const Float4*>(weights + tiled_up_chunk(set, turn)));
     };
-    const auto ask_activations = [&](int turn, int buffer) {
-        activation_copy.ask(&shared.steps[buffer].activations[0][0][thread], activations + turn * kTiledUpThreads);
+    const auto ask_activations = [&](int step) {
+        if (step >= kSteps) return;
+#pragma unroll
+        for (int i = 0; i < kActivationCopies; ++i) {
+            activation_copies[i].ask(activation_place(step) + i * kThreads,
+                                     activations + step * Steps::kStepActivations + i * kThreads);
+        }
     };
-    const auto finish_step = [&](int buffer) {
-        shared.steps[buffer].set_weights(0, asked_group, asked_row, weight_copy.take(&shared.asked[thread]));
-        activation_copy.land(&shared.steps[buffer].activations[0][0][thread]);
+    const auto finish_step = [&](int step) {
+        if (step == kSteps) return;
+        steps.set_weights(step, 0, asked_group, asked_row, weight_copy.take(asked_place(step)));
+#pragma unroll
+        for (int i = 0; i < kActivationCopies; ++i) {
+            activation_copies[i].land(activation_place(step) + i * kThreads);
+        }
     };
+    // Activations of a turn and weights of the next one are groups of copies, and these are asked for in turn.
+    const int ahead = asked_ahead<kAhead>();
+    static_assert(kAhead < kTiledUpTurns);
+    constexpr int kUnderWay = 2 * kAhead - 1;  // groups behind the one that is waited for
     ask_weights(0, 0);
     copy_async_commit();
-    ask_activations(0, 0);
-    copy_async_commit();
-    copy_async_wait<1>();
+#pragma unroll
+    for (int turn = 0; turn < ahead; ++turn) {
+        ask_activations(turn);
+        copy_async_commit();
+        if (turn + 1 == ahead) break;
+        ask_weights(0, turn + 1);
+        copy_async_commit();
+    }
+    copy_async_wait<kUnderWay>();
     finish_step(0);
-    ask_weights(0, 1);
+    ask_weights(0, ahead);
     copy_async_commit();
 
-    const Float4* const own_weights = &shared.steps[0].weights[0][0][half][mine.row];
-    const Float4* const own_activations = &shared.steps[0].activations[0][half][mine.token * 2];
+    const Float4* const own_weights = &steps.weights[0].of[0][0][half][mine.row];
+    const Float4* const own_activations = &steps.activations[0].of[0][half][mine.token * 2];
     auto& one = shared.kept[0];
     auto& two = shared.kept[1];
-    TiledUpSums sums, others;
+    const auto for_all_sums = [](auto body) {
+#pragma unroll
+        for (int r = 0; r < kThreadRows; ++r) {
+#pragma unroll
+            for (int k = 0; k < kThreadTokens; ++k) body(r, k);
+        }
+    };
+    typename Shared::Sums sums, others;
 #pragma unroll 1
     for (int set = 0; set < kTiledUpSets; ++set) {
 #pragma unroll
         for (int turn = 0; turn < kTiledUpTurns; ++turn) {
-            const int buffer = (set + turn) % 2;
-            const bool more = set + 1 < kTiledUpSets || turn + 1 < kTiledUpTurns;
-            // Two groups of copies are under way: this turn's activations, then the next one's weights.
-            copy_async_wait<1>();
-            local_barrier();  // and everyone is done with the other step
-            if (more) ask_activations(turn + 1, buffer ^ 1);
+            const int step = set * kTiledUpTurns + turn;
+            copy_async_wait<kUnderWay>();  // this turn's activations
+            local_barrier();               // and everyone is done with the turn before
+            ask_activations(step + ahead);
             copy_async_commit();
             const bool first = turn < 3;  // of the set's two sums
-            add_chunk_dots<TiledUpStep, kTiledUpColumnGroups, kTiledUpTokenGroups>(
-                first ? sums : others, turn == 0 || turn == 3, own_weights + buffer * TiledUpStep::kFloat4s,
-                own_activations + buffer * TiledUpStep::kFloat4s);
-            if (more) {
-                copy_async_wait<1>();
-                finish_step(buffer ^ 1);
-                ask_weights(set, turn + 2);
-            }
+            add_chunk_dots<Steps, kColumnGroups, kTokenGroups>(
+                first ? sums : others, turn == 0 || turn == 3, own_weights + step % 2 * Steps::kStepWeights,
+                own_activations + step % (kAhead + 1) * Steps::kStepActivations);
+            copy_async_wait<kUnderWay>();  // the next one's weights
+            finish_step(step + 1);
+            ask_weights(set, turn + 1 + ahead);
             copy_async_commit();
         }
-        activations += kTiledUpTurns * kTiledUpThreads;
         for_all_sums([&](int r, int k) { sums[r][k] = sums[r][k] + others[r][k]; });
         if (set % 2 == 0) {
             for_all_sums([&](int r, int k) { one[r][k][thread] = sums[r][k]; });
@@ -123,19 +148,19 @@ __global__ void __launch_bounds__(kTiledUpThreads, resident_blocks(2)) gr_tiled_
     for_all_sums([&](int r, int k) { sums[r][k] = two[r][k][thread] + sums[r][k]; });
 
     // The tree's last stage: either half finishes half of the tokens.
-    constexpr int kMine = kTiledUpThreadTokens / 2;
-    const int own_token = first_token + mine.token + half * kMine * kTiledUpTokenGroups;
-    float values[kMine][kStreams * kTiledUpThreadColumns];
+    constexpr int kMine = kThreadTokens / 2;
+    const int own_token = first_token + mine.token + half * kMine * kTokenGroups;
+    float values[kMine][kThreadRows];
 #pragma unroll
     for (int i = 0; i < kTiledUpThreadColumns; ++i) {
-        const int column = first_column + mine.row + i * kTiledUpColumnGroups;
+        const int column = first_column + mine.row + i * kColumnGroups;
         const float* const value = args.normalised + ByTiledLanes::place(own_token, column / 4) * 4 + column % 4;
 #pragma unroll
         for (int k = 0; k < kMine; ++k) {
 #pragma unroll
             for (int stream = 0; stream < kStreams; ++stream) {
                 values[k][stream * kTiledUpThreadColumns + i] =
-                    value[stream * ByTiledLanes::kNextStream + k * kTiledUpTokenGroups * ByTiledLanes::kNextToken];
+                    value[stream * ByTiledLanes::kNextStream + k * kTokenGroups * ByTiledLanes::kNextToken];
             }
         }
     }
@@ -144,15 +169,15 @@ __global__ void __launch_bounds__(kTiledUpThreads, resident_blocks(2)) gr_tiled_
     });
     local_barrier();
     // All denominators before the first division, whose branch nothing is moved over.
-    float gates[kMine][kStreams * kTiledUpThreadColumns];
+    float gates[kMine][kThreadRows];
     for_all_sums([&](int r, int k) {
         if (k >= kMine) return;
         const float own = half == 0 ? sums[r][k] : sums[r][k + kMine];
-        gates[k][r] = sigmoid_denominator(own + one[r][k][thread ^ kTiledUpHalf]);
+        gates[k][r] = sigmoid_denominator(own + one[r][k][thread ^ kHalf]);
     });
 #pragma unroll
     for (int k = 0; k < kMine; ++k) {
-        const int token = own_token + k * kTiledUpTokenGroups;
+        const int token = own_token + k * kTokenGroups;
 #pragma unroll
         for (int i = 0; i < kTiledUpThreadColumns; ++i) {
             float mix = mix_first(values[k][i], 1.0f / gates[k][i]);
@@ -162,7 +187,7 @@ __global__ void __launch_bounds__(kTiledUpThreads, resident_blocks(2)) gr_tiled_
                 mix = mix_next(values[k][r], 1.0f / gates[k][r], mix);
             }
             if (token >= args.tokens) continue;
-            const int column = first_column + mine.row + i * kTiledUpColumnGroups;
+            const int column = first_column + mine.row + i * kColumnGroups;
             args.mixed[std::int64_t{token} * kWidth + column] = canonical(mix_mean(mix, kStreams));
         }
     }

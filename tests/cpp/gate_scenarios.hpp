@@ -184,6 +184,7 @@ inline void tell_state(int device) {
     say("chosen=%s", facts.chosen);
     say("why=%s", facts.why);
     say("tiled_reads=%ld", gpu::planted_fault().reads[kHcTiled].load());
+    say("tiled_few_reads=%ld", gpu::planted_fault().reads[kHcTiledFew].load());
     say("p4_reads=%ld", gpu::planted_fault().reads[kHcRegisterHalf].load());
     say("allocations=%ld", sim::live_allocations());
     say("streams=%ld", sim::live_streams());

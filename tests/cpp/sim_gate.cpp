@@ -26,6 +26,7 @@ constexpr unsigned kStaged = 1u << kHcStaged;
 constexpr unsigned kSplit = 1u << kHcSplit;
 constexpr unsigned kStream = 1u << kHcStream;
 constexpr unsigned kTiled = 1u << kHcTiled;
+constexpr unsigned kTiledFew = 1u << kHcTiledFew;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Choices
@@ -211,12 +212,13 @@ void test_full(const char* card, int stride) {
     const bool gfx12 = std::strncmp(card, "gfx12", 5) == 0;
     expect(o.at("completed") == "1" && o.at("unequal") == "0", card, "all equal; " + o.at("first") + o.at("report"));
     expect(o.at("chosen") == (gfx12 ? "p4" : "staged"), card, "chose " + o.at("chosen"));
-    // plain, split, staged, tiled and the run-time geometry in every case; the wide up kernel twice where q8_1 is on.
+    // plain, split, staged, both tiled ones and the run-time geometry in every case; the wide up kernel twice where
+    // q8_1 is on.
     int cases = 0, lines = 0;
     for (int i = 0; i < kSelftestCases; i += stride) {
         const bool q8_1 = selftest_case(i).q8_1;
         ++cases;
-        lines += 5 + (q8_1 ? 2 : 0) + (gfx12 ? 1 : 0) + (gfx12 && q8_1 ? 1 : 0);
+        lines += 6 + (q8_1 ? 2 : 0) + (gfx12 ? 1 : 0) + (gfx12 && q8_1 ? 1 : 0);
     }
     expect(o.at("lines") == std::to_string(lines), card, "comparisons: " + o.at("lines"));
     expect(o.at("allocations") == "0" && o.at("streams") == "0", card, "something was left behind");
@@ -274,6 +276,8 @@ constexpr PlantedFault kFaults[] = {
     {"tiled: wrong arithmetic", Fault::kWrongArithmetic, kTiled, 0, "gfx1201", "staged", "tiled", "2"},
     {"tiled: flipped bit in lo", Fault::kFlippedBit, kTiled, 3, "sm_90", "stream", "tiled", "stream"},
     {"tiled writes nothing", Fault::kWritesNothing, kTiled, 0, "gfx942", "staged", "tiled", "2"},
+    {"few tiles: flipped bit in mixed", Fault::kFlippedBit, kTiledFew, 0, "gfx1201", "staged", "tiled_few", "2"},
+    {"few tiles: wrong arithmetic", Fault::kWrongArithmetic, kTiledFew, 0, "sm_90", "stream", "tiled_few", "stream"},
     {"stream writes nothing", Fault::kWritesNothing, kStream, 0, "gfx942", "staged", "stream", "stream"},
 };
 
@@ -349,19 +353,22 @@ bool model_read(int device, std::int64_t tokens, Report* report) {
 }
 
 void test_many_tokens() {
+    enum class By { Others, Tiled, TiledFew };
     const struct {
         const char* card;
         const char* value;
         const char* selftest;
         unsigned wrong;
         std::int64_t tokens;
-        bool tiled;
+        By by;
     } rows[] = {
-        {"gfx1201", "2", "1", 0, 8, false},      {"gfx1201", "2", "1", 0, 9, true},
-        {"gfx1201", "2", "1", kTiled, 9, false}, {"gfx1201", "2", "0", 0, 9, false},
-        {"gfx1201", "0", "1", 0, 9, false},      {"gfx1201", "1", "1", 0, 9, false},
-        {"gfx1201", "7", "1", 0, 9, true},       {"sm_90", "stream", "1", 0, 24, false},
-        {"sm_90", "stream", "1", 0, 25, true},   {"gfx90a,64,49152,4", "2", "1", 0, 9, true},
+        {"gfx1201", "2", "1", 0, 8, By::Others},          {"gfx1201", "2", "1", 0, 9, By::TiledFew},
+        {"gfx1201", "2", "1", kTiled, 9, By::Others},     {"gfx1201", "2", "1", kTiledFew, 9, By::Others},
+        {"gfx1201", "2", "0", 0, 9, By::Others},          {"gfx1201", "0", "1", 0, 9, By::Others},
+        {"gfx1201", "1", "1", 0, 9, By::Others},          {"gfx1201", "7", "1", 0, 9, By::TiledFew},
+        {"sm_90", "stream", "1", 0, 24, By::Others},      {"sm_90", "stream", "1", 0, 25, By::TiledFew},
+        {"sm_90", "stream", "1", 0, 66, By::TiledFew},    {"sm_90", "stream", "1", 0, 67, By::Tiled},
+        {"gfx90a,64,49152,4", "2", "1", 0, 9, By::Tiled},
     };
     for (const auto& row : rows) {
         const Outcome o = run({{"STRATA_HC_SPLIT", row.value}, {"STRATA_SELFTEST", row.selftest}}, [&] {
@@ -377,10 +384,10 @@ void test_many_tokens() {
         });
         const std::string scenario =
             std::string(row.card) + " " + row.value + ", " + std::to_string(row.tokens) + " tokens";
-        const auto reads = o.all("tiled_reads");
+        const auto tiled = o.all("tiled_reads"), few = o.all("tiled_few_reads");
         expect(o.status == 0 && o.all("read") == std::vector<std::string>{"1 ", "1 "}, scenario, o.at("read"));
-        expect(reads.size() == 2 && (reads[0] != reads[1]) == row.tiled, scenario,
-               row.tiled ? "is read by other kernels" : "is read by the tiled kernels");
+        expect(tiled.size() == 2 && (tiled[0] != tiled[1]) == (row.by == By::Tiled), scenario, "tiled");
+        expect(few.size() == 2 && (few[0] != few[1]) == (row.by == By::TiledFew), scenario, "tiled, few tiles");
     }
 }
 

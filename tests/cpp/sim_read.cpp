@@ -455,10 +455,13 @@ void check_tiled(const char* lanes) {
         OpenCard card(cards[seed], seed);
         for (const std::int64_t tokens : {1, 8, 31, 32, 33, 70}) {
             const bool fold = (tokens % 2 == 0) == (seed == 0);
-            check_read(card, in, kHcTiled, 16, tokens, {fold, tokens != 32, tokens != 8}, expected[fold]);
+            for (const int variant : {kHcTiled, kHcTiledFew}) {
+                check_read(card, in, variant, 16, tokens, {fold, tokens != 32, tokens != 8}, expected[fold]);
+            }
         }
         const Options bf16{true, true, true, StreamType::BFloat16};
-        check_read(card, in, kHcTiled, 16, 40, bf16, cpu_answer(in, true, StreamType::BFloat16));
+        const Outputs bf16_answer = cpu_answer(in, true, StreamType::BFloat16);
+        for (const int variant : {kHcTiled, kHcTiledFew}) check_read(card, in, variant, 16, 40, bf16, bf16_answer);
     }
 }
 
@@ -546,7 +549,7 @@ void check_strict() {
         check_read(card, stream, kHcStream, 16, 2, {false, false, false}, stream_unfolded_answer);
         check_read(card, stream, kHcStream, 16, 4, {true, true, false, StreamType::BFloat16, true}, stream_bf16_answer);
         check_read(card, stream, kHcStream, 16, 7, bf16, stream_bf16_answer);
-        for (const int variant : {kHcStaged, kHcRegisterHalf, kHcTiled}) {
+        for (const int variant : {kHcStaged, kHcRegisterHalf, kHcTiled, kHcTiledFew}) {
             check_read(card, stream, variant, 16, 7, {true, true, true}, stream_answer);
         }
     }

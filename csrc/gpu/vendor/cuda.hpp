@@ -255,6 +255,8 @@ __device__ __forceinline__ void store_float4(Float4* address, Float4 value) { *a
 // Four bf16 as one vector value.
 __device__ __forceinline__ Bf16x4 load_bf16x4(const Bf16x4* address) { return *address; }
 
+inline constexpr bool kBackgroundCopies = true;  // on some cards
+
 // Copies a float4 from global to shared memory: in the background from sm_80 on, at once before.
 __device__ __forceinline__ void copy_async(Float4* shared, const Float4* global) {
 #if __CUDA_ARCH__ >= 800

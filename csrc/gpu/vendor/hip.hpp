@@ -183,6 +183,8 @@ __device__ __forceinline__ Bf16x4 load_bf16x4(const Bf16x4* address) {
     return {{v.x, v.y}};
 }
 
+inline constexpr bool kBackgroundCopies = false;
+
 // No copies in the background here: the copy is done when the thread has done it, and commit and wait say nothing.
 __device__ __forceinline__ void copy_async(Float4* shared, const Float4* global) {
     store_float4(shared, load_float4(global));

@@ -118,6 +118,8 @@ using sim::wait_for_launch_before;
 __forceinline__ void prefetch(const void*, unsigned) {}
 __forceinline__ void pause(unsigned) {}
 
+inline constexpr bool kBackgroundCopies = true;  // on some cards
+
 // In the background where the card has that; it lands when its group is waited for, and not before.
 __forceinline__ void copy_async(Float4* shared, const Float4* global) { sim::copy_async(shared, global); }
 __forceinline__ void copy_async_commit() { sim::copy_async_commit(); }
