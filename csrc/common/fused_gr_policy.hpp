@@ -120,10 +120,10 @@ constexpr bool fused_gr_has_own_gate(int variant) noexcept {
     return variant == kHcRegisterHalf || variant == kHcStream;
 }
 
-// Whose launches each begin while the one ahead of them still runs, on cards that have that. (Plain and split wait in
-// order: what the others are compared with.)
+// Whose launches each begin while the one ahead of them still runs, on cards that have that. (Plain and split, which
+// the others are compared with, and other geometries wait in order.)
 constexpr bool fused_gr_overlaps(int variant) noexcept {
-    return variant == kHcStaged || variant == kHcRegisterHalf || variant == kHcStream;
+    return variant != kHcPlain && variant != kHcSplit && variant != kHcRuntimeGeometry;
 }
 
 // Only an explicit request on gfx1200 or gfx1201 ever launches the candidate.
@@ -154,7 +154,7 @@ constexpr int fused_gr_choose(int want, bool split_ok, bool staged_ok, bool p4_g
 }
 
 // Where the tiled kernels passed the self-test, reads of at least so many tokens are theirs, whatever the variant:
-// groups of eight would load the weights again for each. Plain and split were asked for to be what they are. (H200: 40
+// groups of eight would load the weights again for each. Plain and split were asked for to be what they are. (H200: 30
 // us for 9 to 32 tokens; staged 39 for eight, stream 10 for each eight, and 15 without clusters. bench/NOTES.md)
 inline constexpr std::int64_t kNeverTiled = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t fused_gr_tiled_from(int variant) noexcept {
@@ -163,7 +163,7 @@ constexpr std::int64_t fused_gr_tiled_from(int variant) noexcept {
 }
 
 // Which of them. Few tiles of tokens leave most multiprocessors one block or none, which then waits for memory. (H200,
-// 132 multiprocessors: 32 us instead of 39 for 32 tokens, 46 instead of 51 for 64, but 67 instead of 62 for 96.)
+// 132 multiprocessors: 30 us instead of 37 for 32 tokens, 45 instead of 50 for 64, but 66 instead of 62 for 96.)
 constexpr int fused_gr_tiled(std::int64_t tokens, int compute_units) noexcept {
     return 2 * tokens <= compute_units ? kHcTiledFew : kHcTiled;
 }

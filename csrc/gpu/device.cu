@@ -92,7 +92,9 @@ struct Device {
     std::string first_difference;
 };
 
-LaunchLimits limits_of(const Device& device) { return {device.facts.shared_bytes, device.overlaps, device.clusters}; }
+LaunchLimits limits_of(const Device& device) {
+    return {device.facts.shared_bytes, device.overlaps, device.clusters, device.facts.compute_units};
+}
 
 std::string selector_phrase(const Environment& env) {
     if (!env.present) return std::string(kSelectorVariable) + " is unset";

@@ -322,15 +322,18 @@ bool read_group_stream(const Launcher& launch, const GroupArgs& group, const Nor
 }
 
 bool read_group_tiled(const Launcher& launch, const GroupArgs& group, const NormKernels& norm,
-                      const TiledKernels& kernels) {
+                      const TiledKernels& kernels, const LaunchLimits& limits) {
     const auto tokens = static_cast<unsigned>(group.tokens);
     const auto padded = static_cast<unsigned>(tiled_padded(group.tokens));
     const unsigned tiles = padded / kTiledTokens;
     const dim3 down_grid(kLanes / kTiledDownLanes, kernels.row_blocks, tiles);
+    const dim3 up_grid(kernels.up_blocks, tiles);
+    const std::size_t down_bytes = tiled_asked(kernels.down_bytes, down_grid.x * down_grid.y * tiles, limits);
+    const std::size_t up_bytes = tiled_asked(kernels.up_bytes, up_grid.x * tiles, limits);
     return launch(norm.tiled, dim3(padded, kStreams), kNormThreads, 0, group) &&
-           launch(kernels.down, down_grid, kernels.down_threads, kernels.down_bytes, group) &&
+           launch(kernels.down, down_grid, kernels.down_threads, down_bytes, group) &&
            launch(kTiledFinish, dim3(padded), kTiledFinishThreads, 0, group) &&
-           launch(kernels.up, dim3(kernels.up_blocks, tiles), kernels.up_threads, kernels.up_bytes, group) &&
+           launch(kernels.up, up_grid, kernels.up_threads, up_bytes, group) &&
            (group.q8_1 == nullptr ||
             launch(kTiledQuantise, dim3(tokens, kQ8Columns / kNormGroups), kNormThreads, 0, group));
 }
@@ -384,7 +387,7 @@ bool fused_gr_read_multi(const ReadArgs& args, int variant, int q8_columns, cons
         const GroupArgs group = group_args(args, part.first, part.count);
         const bool queued = !tuned    ? read_group_runtime(launcher, group, norm)
                             : streams ? read_group_stream(launcher, group, norm, args.stream_type, limits)
-                            : tiled   ? read_group_tiled(launcher, group, norm, tiled_kernels(variant))
+                            : tiled   ? read_group_tiled(launcher, group, norm, tiled_kernels(variant), limits)
                                       : read_group(launcher, group, norm, variant, q8_columns, limits.shared_bytes);
         if (!queued) return false;
     }
@@ -414,8 +417,9 @@ int fused_gr_prepare(int variant, LaunchLimits* limits) {
     }
     if (is_tiled(variant)) {
         const TiledKernels& kernels = tiled_kernels(variant);
-        if (const int code = allow_shared(kernels.down.kernel, kernels.down_bytes)) return code;
-        return allow_shared(kernels.up.kernel, kernels.up_bytes);
+        const auto most = [&](std::size_t bytes) { return tiled_asked(bytes, 1, *limits); };
+        if (const int code = allow_shared(kernels.down.kernel, most(kernels.down_bytes))) return code;
+        return allow_shared(kernels.up.kernel, most(kernels.up_bytes));
     }
     Kernel before = nullptr;
     for (int tokens = down_token_limit(variant, shared_limit); tokens > 0; --tokens) {

@@ -33,6 +33,7 @@ struct ByTiledLanes {
 
     // Zeros for the last tile's missing tokens.
     static __device__ void spare_block(const GroupArgs& args, int token, int first_stream) {
+        wait_for_launch_before();
         constexpr int kFloat4s = kWidth / 4;
         auto* const normalised = reinterpret_cast<Float4*>(args.normalised);
         for (int f = static_cast<int>(threadIdx.x); f < kFloat4s; f += kNormThreads) {
@@ -127,6 +128,7 @@ __global__ void __launch_bounds__(kThreads) gr_tiled_down_kernel(GroupArgs args)
     constexpr int kUnderWay = 2 * kAhead - 1;  // groups behind the one that is waited for
     ask_weights(0);
     copy_async_commit();
+    wait_for_launch_before();
 #pragma unroll
     for (int step = 0; step < ahead; ++step) {
         ask_activations(step);
@@ -169,6 +171,8 @@ __global__ void __launch_bounds__(kThreads) gr_tiled_down_kernel(GroupArgs args)
         }
     }
 
+    let_next_launch_begin();
+
     // The tree's first stage: groups 2 and 3 hand their sums to groups 0 and 1, through the place of the first step's
     // weights: the last step's may still be read in the other one.
     constexpr int kTakers = kThreads / 2;
@@ -199,6 +203,8 @@ __global__ void __launch_bounds__(kThreads) gr_tiled_down_kernel(GroupArgs args)
 
 // Grid tokens of whole tiles, kTiledFinishThreads threads: the tree's stages 8, 4, 2 and 1 of each row.
 __global__ void __launch_bounds__(kTiledFinishThreads) gr_tiled_finish_kernel(GroupArgs args) {
+    wait_for_launch_before();
+    let_next_launch_begin();
     const int row = static_cast<int>(threadIdx.x);
     const int token = static_cast<int>(blockIdx.x);
     if (row >= kRank + (args.w_inject != nullptr ? kStreams : 0)) return;

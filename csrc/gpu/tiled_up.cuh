@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(2)) gr_tiled_up_kern
     constexpr int kUnderWay = 2 * kAhead - 1;  // groups behind the one that is waited for
     ask_weights(0, 0);
     copy_async_commit();
+    wait_for_launch_before();
 #pragma unroll
     for (int turn = 0; turn < ahead; ++turn) {
         ask_activations(turn);
@@ -195,6 +196,7 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(2)) gr_tiled_up_kern
 
 // Grid (tokens, kQ8Columns / kNormGroups), kNormThreads threads: a q8_1 block a group of lanes.
 __global__ void __launch_bounds__(kNormThreads) gr_tiled_quantise_kernel(GroupArgs args) {
+    wait_for_launch_before();
     const int token = static_cast<int>(blockIdx.x);
     const int column = static_cast<int>(blockIdx.y) * kNormGroups + logical_group();
     static_assert(kQ8Columns % kNormGroups == 0);

@@ -86,6 +86,24 @@ void scratch() {
           "many tokens are cut into groups");
 }
 
+// Blocks of the tiled kernels that begin early: as many as are fair fit a unit, and not one more.
+void tiled_blocks() {
+    for (const std::size_t kib : {99, 227}) {
+        const LaunchLimits limits{kib * 1024, true, false, 132};
+        for (unsigned blocks = 1; blocks <= 800; ++blocks) {
+            const std::size_t bytes = 33 * 1024;
+            const std::size_t each = tiled_asked(bytes, blocks, limits) + 1024;
+            const std::size_t unit = limits.shared_bytes + 1024, fair = (blocks + 131) / 132;
+            const bool room = fair * (bytes + 1024) <= unit;
+            CHECK(each <= unit && each >= bytes + 1024, kib, blocks, each);
+            CHECK(!room || fair * each <= unit, kib, blocks, each);
+            CHECK((fair + 1) * each > unit, kib, blocks, each);
+        }
+        CHECK(tiled_asked(1000, 1, {kib * 1024, false, false, 132}) == 1000, "no launch begins early");
+        CHECK(tiled_asked(1000, 1, {kib * 1024, true, false, 0}) == 1000, "an unknown card");
+    }
+}
+
 // The rows of stream's clusters, and what its up kernel asks for beside the down kernel.
 void clusters() {
     for (const int instance : kStreamInstances) {
@@ -131,6 +149,7 @@ int main() {
     slices();
     plans();
     scratch();
+    tiled_blocks();
     clusters();
     return strata::test::result();
 }

@@ -246,7 +246,7 @@ class OpenCard {
         lend("scratch", scratch, true);
     }
 
-    LaunchLimits limits() const { return {card.shared_most, facts.overlaps, facts.clusters}; }
+    LaunchLimits limits() const { return {card.shared_most, facts.overlaps, facts.clusters, facts.compute_units}; }
 
     int device = -1;
     sim::Card card;
