@@ -49,6 +49,9 @@ constexpr Named kUpNarrowKernel{gr_up_kernel<kUpNarrow>, "gr_up_kernel (16 colum
 constexpr Named kUpWideKernel{gr_up_kernel<kUpWide>, "gr_up_kernel (32 columns)"};
 constexpr Named kTiledFinish{gr_tiled_finish_kernel, "gr_tiled_finish_kernel"};
 constexpr Named kTiledQuantise{gr_tiled_quantise_kernel, "gr_tiled_quantise_kernel"};
+constexpr Named kDownRuntime{gr_down_runtime_kernel, "gr_down_runtime_kernel"};
+constexpr Named kUpRuntime{gr_up_runtime_kernel, "gr_up_runtime_kernel"};
+
 // The tiled kernels that come in shapes.
 struct TiledKernels {
     Named down, up;
@@ -73,8 +76,6 @@ constexpr TiledKernels kTiledFew =
     tiled_kernels_of<kTiledFewShape>("gr_tiled_down_kernel (few tiles)", "gr_tiled_up_kernel (few tiles)");
 constexpr const TiledKernels& tiled_kernels(int variant) { return variant == kHcTiledFew ? kTiledFew : kTiled; }
 constexpr bool is_tiled(int variant) { return variant == kHcTiled || variant == kHcTiledFew; }
-constexpr Named kDownRuntime{gr_down_runtime_kernel, "gr_down_runtime_kernel"};
-constexpr Named kUpRuntime{gr_up_runtime_kernel, "gr_up_runtime_kernel"};
 
 // The kernels that no plan chooses between, each with the first variant that needs it.
 struct FixedKernel {
