@@ -88,7 +88,7 @@ void scratch() {
 
 // Blocks of the tiled kernels that begin early: as many as are fair fit a unit, and not one more.
 void tiled_blocks() {
-    for (const std::size_t kib : {99, 227}) {
+    for (const std::size_t kib : {std::size_t{99}, std::size_t{227}}) {
         const LaunchLimits limits{kib * 1024, true, false, 132};
         for (unsigned blocks = 1; blocks <= 800; ++blocks) {
             const std::size_t bytes = 33 * 1024;
