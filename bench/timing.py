@@ -15,15 +15,9 @@ def spread(samples: Sequence[float]) -> dict:
     return {"us_median": statistics.median(ordered), "us_p10": pick(0.1), "us_p90": pick(0.9)}
 
 
-# One stream for every graph, and one for what runs beside: after reads on six streams of a process all take up to
-# 0.5 us longer (H200).
 @functools.cache
-def _capture_stream(device: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
-
-
-@functools.cache
-def _side_stream(device: int) -> torch.cuda.Stream:
+def _stream(device: int, use: str) -> torch.cuda.Stream:
+    """The one stream for a use: after reads on six streams of a process all take up to 0.5 us longer (H200)."""
     return torch.cuda.Stream(device)
 
 
@@ -32,7 +26,7 @@ def time_graph(calls: Sequence[Callable[[], object]], replays: int) -> list[floa
 
     The calls differ in their weights, which together are larger than the card's cache, so each finds its own cold.
     """
-    stream = _capture_stream(torch.cuda.current_device())
+    stream = _stream(torch.cuda.current_device(), "capture")
     with torch.cuda.stream(stream):
         for call in calls[:3]:
             call()
@@ -63,7 +57,7 @@ def time_alone(
         if other is None:
             before()
             return call()
-        side = _side_stream(torch.cuda.current_device())
+        side = _stream(torch.cuda.current_device(), "beside")
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             kept = other()

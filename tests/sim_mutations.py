@@ -41,7 +41,7 @@ REMOVALS = (
     ("removed", re.compile(r"\bcopy_async_commit\(\);"), ";"),
     ("removed", re.compile(r"\bwait_for_launch_before\(\);"), ";"),
     ("removed", re.compile(r"\bcopy_async_wait<\w+>\(\);"), ";"),
-    ("removed", re.compile(r"\b\w*copy\.land\([^;]*\);"), ";"),
+    ("removed", re.compile(r"\b\w*cop(?:y|ies\[i\])\.land\([^;]*\);"), ";"),
     ("removed", re.compile(r"\bcluster_(?:arrive|wait)\(\);"), ";"),
     ("removed", re.compile(r"\b(?:expect_arrivals|wait_arrivals|wait_copies)\([^;]*\);"), ";"),
 )

@@ -172,8 +172,8 @@ constexpr std::size_t cluster_up_bytes(int instance) {
 
 // What the up kernel asks for: more than half of a multiprocessor's, so that no two of its blocks share one while
 // others have none. Where a block of the down kernel leaves less than that (eight tokens), registers see to it:
-// kClusterUpHeldRegisters. Each block costs kReserved more. (bench/NOTES.md has what it gains.)
-inline constexpr std::size_t kReserved = 1024;
+// kClusterUpHeldRegisters. (bench/NOTES.md has what it gains.)
+inline constexpr std::size_t kReserved = 1024;  // that each block costs besides
 constexpr std::size_t cluster_up_asked(int instance, std::size_t shared_limit) {
     const std::size_t own = cluster_up_bytes(instance);
     const std::size_t alone = shared_limit / 2 + kReserved;
@@ -236,12 +236,12 @@ static_assert(tiled_shape_fits(kTiledShape) && tiled_shape_fits(kTiledFewShape),
 
 // What a block of an overlapping launch asks for: so much that no unit takes more blocks than each would have if they
 // were shared out evenly. A launch that begins while the one ahead of it still fills most units would otherwise gather
-// on the others. (H200, 32 tokens: 30 us instead of 37. A block takes a KiB besides.)
+// on the others. (H200, 32 tokens: 30 us instead of 37.)
 constexpr std::size_t tiled_asked(std::size_t bytes, unsigned blocks, const LaunchLimits& limits) {
     if (!limits.overlaps || limits.compute_units < 1) return bytes;
     const auto units = static_cast<unsigned>(limits.compute_units);
     const std::size_t fair = (blocks + units - 1) / units;
-    const std::size_t one_too_many = (limits.shared_bytes + 1024) / (fair + 1) / 128 * 128 + 128;
+    const std::size_t one_too_many = (limits.shared_bytes + kReserved) / (fair + 1) / 128 * 128 + 128;
     return one_too_many > bytes ? one_too_many : bytes;
 }
 

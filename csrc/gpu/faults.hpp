@@ -47,7 +47,7 @@ struct Planted {
     // Of the last read that any thread made: the variant whose launches are under way, and of which streams.
     std::atomic<int> launching{0};
     std::atomic<StreamType> stream_type{StreamType::Float32};
-    std::atomic<long> reads[kHcTiledFew + 1] = {};  // made of each variant
+    std::atomic<long> reads[kHcRuntimeGeometry] = {};  // made of each variant below that
 };
 inline Planted& planted_fault() {
     static Planted fault;
@@ -64,7 +64,7 @@ inline bool fault_before_read(int variant, StreamType stream_type) {
     Planted& p = planted_fault();
     p.launching = variant;
     p.stream_type = stream_type;
-    if (variant <= kHcTiledFew) ++p.reads[variant];
+    if (variant < kHcRuntimeGeometry) ++p.reads[variant];
     narrow_masks = planted(Fault::kNarrowMask);
     return planted(Fault::kWritesNothing);
 }

@@ -24,9 +24,9 @@ from card import ARCHS, Card  # noqa: E402
 from codegen import BUILD, COMPILERS, Unavailable  # noqa: E402
 
 import support  # noqa: E402
-from strata_ops import _inputs, debug  # noqa: E402
+from strata_ops import _core, _inputs, debug  # noqa: E402
 
-VARIANTS = ("plain", "split", "staged", "p4", "stream", "tiled", "tiled_few", "runtime_geometry")
+VARIANTS = tuple(variant.name for variant in _core.VARIANTS)
 LARGE_CARD = 128 * 1024  # bytes of shared memory that take eight tokens in one launch, as some cards have
 
 
